@@ -1,0 +1,125 @@
+"""From configuration to the parts of a loop: model, optimizer, schedule, batches, all prepared by Accelerate."""
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from pipeline import schedule, strategy
+from pipeline.config import Config
+from pipeline.data.batch import Collate
+from pipeline.data.engine import Batches, Index, total_steps
+from pipeline.data.inspect import Facts
+from pipeline.errors import RunError
+from pipeline.loop import Parts, Run, State
+from pipeline.metrics import Scorer, best_of, names_of
+from pipeline.model import load_model, load_tokenizer
+
+# Tensor cores of GPUs want lengths that are multiples of it.
+GPU_MULTIPLE = 8
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """Model and optimizer as they are before `prepare()`, which is when a checkpoint is put into them."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    tokenizer: Any
+
+
+def trainee(config: Config, facts: Facts, accelerator: Any) -> Trainee:
+    """Load model and tokenizer; the first worker of a node goes first, so that each node fetches them once."""
+    from accelerate.utils import set_seed
+
+    tokenizer = load_tokenizer(config.model, config.storage)
+    # The new head's weights are random: the same seed gives the same start on any number of workers.
+    set_seed(config.run.seed)
+    with accelerator.local_main_process_first():
+        model = load_model(config.model, config.storage, facts.labels)
+    set_seed(config.run.seed, device_specific=True)
+    training = config.training
+    optimizer = torch.optim.AdamW(_groups(model, training.weight_decay), lr=training.learning_rate)
+    return Trainee(model, optimizer, tokenizer)
+
+
+def _groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Weight decay on matrices only: biases and norms have one dimension."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    decayed = [parameter for parameter in parameters if parameter.dim() > 1]
+    plain = [parameter for parameter in parameters if parameter.dim() <= 1]
+    return [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+
+
+def _multiple(accelerator: Any) -> int:
+    return GPU_MULTIPLE if accelerator.device.type == "cuda" else 1
+
+
+def batches(
+    config: Config, facts: Facts, accelerator: Any, tokenizer: Any, indices: dict[str, Index] | None
+) -> Batches:
+    """This rank's batches; `indices` are those of Ray Data's tokenised splits, None for the torch engine."""
+    collate = Collate(tokenizer.pad_token_id or 0, _multiple(accelerator))
+    keeping = replace(collate, keep_fill=True)
+    if indices is None:
+        from pipeline.data.torch_engine import TorchBatches
+
+        return TorchBatches(config, facts, collate, keeping, accelerator)
+    from pipeline.data.ray_engine import RayBatches
+
+    return RayBatches(config, indices, collate, keeping, accelerator.num_processes)
+
+
+def parts(
+    config: Config, facts: Facts, accelerator: Any, trainee: Trainee, batches: Batches, state: State, run: Run
+) -> Parts:
+    """Build the schedule for all steps of the run, from the step of `state` on, and prepare everything.
+
+    Raises:
+        RunError: the strategy asked for is not the one that `prepare()` has made active.
+    """
+    steps = total_steps(config, batches.plan)
+    training = config.training
+    scheduler = schedule.build(
+        trainee.optimizer, steps, training.warmup_ratio, training.lr_scheduler, min(state.step, steps)
+    )
+    model, optimizer, scheduler = accelerator.prepare(trainee.model, trainee.optimizer, scheduler)
+    strategy.prove_active(accelerator, model)
+    names = names_of(config.metrics, config.model.task)
+    main = accelerator.is_main_process
+    return Parts(
+        config=config,
+        accelerator=accelerator,
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        batches=batches,
+        steps=steps,
+        scorer=Scorer(names, config.model.task, max(1, len(facts.labels))) if main else None,
+        best=best_of(config.metrics, config.model.task),
+        run=run,
+        multiple=_multiple(accelerator),
+    )
+
+
+def fingerprint(model: torch.nn.Module) -> str:
+    """sha256 over all parameters, in order."""
+    found = hashlib.sha256()
+    for parameter in model.parameters():
+        found.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def agreed_fingerprint(model: torch.nn.Module) -> str:
+    """The fingerprint that all ranks have; every rank calls it.
+
+    Raises:
+        RunError: the ranks' parameters differ, so that each has trained a model of its own.
+    """
+    from accelerate.utils import gather_object
+
+    found = gather_object([fingerprint(model)])
+    if len(set(found)) > 1:
+        raise RunError(f"the parameters of the ranks differ after training: {[text[:12] for text in found]}")
+    return str(found[0])

@@ -1,0 +1,211 @@
+"""The commands. An expected error is one line for each problem and an exit status; no traceback without --debug."""
+
+import json
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from pipeline.config import Config
+from pipeline.errors import PipelineError, UserError
+
+
+class Command(click.Command):
+    """A command whose help ends with an example."""
+
+    def __init__(self, *args: Any, example: str = "", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.example = example
+        self.params.append(
+            click.Option(["--debug"], is_flag=True, expose_value=False, help="Show the traceback of an error.")
+        )
+
+    def format_epilog(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """The example, as it is typed."""
+        with formatter.section("Example"):
+            for line in self.example.splitlines():
+                formatter.write_text(line)
+
+
+def _job(command: Any) -> Any:
+    """The arguments that `train` and `check` have in common."""
+    command = click.argument("overrides", nargs=-1, metavar="[key.sub=value ...]")(command)
+    return click.option("-c", "--config", "file", metavar="FILE", help="YAML file of the job.")(command)
+
+
+def _run(command: Any) -> Any:
+    """The arguments of commands on one run."""
+    command = click.option("--storage", metavar="ADDRESS", help="Where RUN lies, if it is a name.")(command)
+    return click.argument("run", metavar="RUN")(command)
+
+
+_as_json = click.option("--json", "as_json", is_flag=True, help="For scripts.")
+
+
+def _config(file: str | None, overrides: tuple[str, ...]) -> Config:
+    from pipeline import settings
+
+    return settings.load(file, list(overrides), os.environ)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="pipeline")
+def app() -> None:
+    """Fine-tuning with Ray Train and Accelerate.
+
+    Example:  pipeline train -c configs/banking77.yaml training.epochs=3
+    """
+
+
+@app.command(cls=Command, example="pipeline train -c configs/banking77.yaml training.epochs=3")
+@_job
+def train(file: str | None, overrides: tuple[str, ...]) -> None:
+    """Check everything, then train; the same run name again continues it."""
+    config = _config(file, overrides)
+    from pipeline.launch import train as start
+    from pipeline.summary import show_result
+
+    show_result(start(config), config, Console())
+
+
+@app.command(cls=Command, example="pipeline check -c configs/banking77.yaml scaling.workers=4")
+@_job
+@_as_json
+def check(file: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Check configuration, data, storage and capacity, and train nothing."""
+    config = _config(file, overrides)
+    from pipeline.launch import check as run_checks
+
+    rows = run_checks(config)
+    if as_json:
+        print(json.dumps([{"check": row.name, "passed": row.passed, "found": row.found} for row in rows], indent=1))
+    else:
+        table = Table("check", "", "found")
+        for row in rows:
+            table.add_row(row.name, "ok" if row.passed else "wrong", row.found)
+        Console().print(table)
+    problems = [row.found for row in rows if not row.passed]
+    if problems:
+        raise UserError(*problems)
+
+
+@app.group()
+def runs() -> None:
+    """Read runs back from storage.
+
+    Example:  pipeline runs list s3://bucket/prefix
+    """
+
+
+@runs.command("list", cls=Command, example="pipeline runs list s3://bucket/prefix")
+@click.argument("storage", required=False)
+@_as_json
+def list_runs(storage: str | None, as_json: bool) -> None:
+    """List the runs under an address (without one: the embedded store), newest first."""
+    from pipeline.runs import opened, summaries
+
+    with opened(storage) as store:
+        found = summaries(store)
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    columns = ("run", "status", "steps", "epochs", "best", "attempts", "started")
+    table = Table(*columns)
+    for row in found:
+        table.add_row(*(str(row.get(column, "")) for column in columns))
+    Console().print(table)
+
+
+@runs.command(
+    cls=Command, example="pipeline runs show banking77\npipeline runs show s3://bucket/prefix/banking77 --json"
+)
+@_run
+@_as_json
+def show(run: str, storage: str | None, as_json: bool) -> None:
+    """Show a run, given by name, path or URI: result, history, checkpoints."""
+    from pipeline.runs import describe, found
+    from pipeline.summary import show_run
+
+    with found(run, storage) as store:
+        facts = describe(store)
+    if as_json:
+        print(json.dumps(facts, indent=1))
+    else:
+        show_run(facts, Console())
+
+
+@runs.command("export", cls=Command, example="pipeline runs export banking77 ./model --checkpoint last")
+@_run
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--checkpoint", "which", type=click.Choice(["best", "last"]), default="best", show_default=True)
+def export_run(run: str, folder: Path, which: Any, storage: str | None) -> None:
+    """Write the model of RUN into DIR, a new or empty folder, as `from_pretrained` loads it."""
+    from pipeline.runs import export, found
+
+    with found(run, storage) as store:
+        name = export(store, folder, which)
+    print(f"{name} is in {folder}; load it with AutoModelForSequenceClassification.from_pretrained({str(folder)!r})")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of the console script; ends the process with the exit status."""
+    sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
+
+
+def run_command(arguments: list[str]) -> int:
+    """The exit status of a command: 0, 1 failed, 2 wrong input, 130 interrupted."""
+    debug = "--debug" in arguments
+    _quiet(debug)
+    try:
+        status: Any = app(args=arguments, prog_name="pipeline", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        return 2
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except click.ClickException as error:
+        return _say([error.format_message()], 2)
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        return _say(["interrupted; the same command continues the run"], 130)
+    except PipelineError as error:
+        if debug:
+            raise
+        return _say(error.problems, error.exit_status)
+    except Exception as error:
+        if debug:
+            raise
+        words = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return _say([f"{type(error).__name__}: {words} (--debug shows where)"], 1)
+    return int(status or 0)
+
+
+def _say(problems: list[str], status: int) -> int:
+    for problem in problems:
+        print(f"error: {' '.join(problem.split())}", file=sys.stderr)
+    return status
+
+
+def _quiet(debug: bool) -> None:
+    """Only our own words: what libraries tell their developers would bury them."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("pipeline").setLevel(logging.DEBUG if debug else logging.INFO)
+    if debug:
+        return
+    warnings.simplefilter("ignore")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+    logging.getLogger("ray").setLevel(logging.ERROR)
+
+
+if __name__ == "__main__":
+    main()

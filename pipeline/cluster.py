@@ -1,0 +1,139 @@
+"""The Ray cluster a job runs on: the one it is in, the one of RAY_ADDRESS, or a local one that it starts."""
+
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import Config
+from pipeline.errors import UserError
+
+LOGGER = logging.getLogger("pipeline")
+# Ray Data's tasks run beside the workers, and without a CPU of their own a job waits for ever.
+DATA_CPUS = 1.0
+WAIT_FOR_NODES_S = 120.0
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a cluster has: the resources of each node, e.g. `{"CPU": 8, "GPU": 1}`."""
+
+    nodes: tuple[Mapping[str, float], ...]
+    local: bool
+
+    def total(self, resource: str) -> float:
+        """Over all nodes."""
+        return sum(node.get(resource, 0.0) for node in self.nodes)
+
+    def describe(self) -> str:
+        """In a few words."""
+        where = "a local Ray" if self.local else f"{len(self.nodes)} nodes"
+        return f"{where} with {self.total('CPU'):g} CPUs and {self.total('GPU'):g} GPUs"
+
+
+def address() -> str | None:
+    """Address of an existing cluster, or None for a local one.
+
+    Raises:
+        UserError: RAY_ADDRESS is that of the job server.
+    """
+    found = os.environ.get("RAY_ADDRESS")
+    if found and found.startswith("http"):
+        raise UserError(f"RAY_ADDRESS: found {found}, expected HOST:6379, ray://HOST:10001 or auto")
+    # Where Ray notes the node that runs on this machine.
+    noted = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
+    if not found and "KUBERNETES_SERVICE_HOST" in os.environ and noted.exists():
+        return "auto"
+    return None if found == "local" else found
+
+
+def local_cpus() -> int:
+    """CPUs that a local Ray advertises: workers of a small machine share its cores."""
+    return max(4, 2 * len(os.sched_getaffinity(0)))
+
+
+def local_capacity() -> Capacity:
+    """What a local Ray would have, without starting it."""
+    import torch
+
+    return Capacity(({"CPU": float(local_cpus()), "GPU": float(torch.cuda.device_count())},), local=True)
+
+
+def per_worker(config: Config, use_gpu: bool) -> dict[str, float]:
+    """Resources of one worker."""
+    wanted = {"CPU": 1.0, **config.scaling.resources_per_worker}
+    if use_gpu:
+        wanted.setdefault("GPU", 1.0)
+    return wanted
+
+
+def uses_gpu(config: Config, capacity: Capacity) -> bool:
+    """Whether workers get GPUs; `auto` takes them if there are enough."""
+    if config.scaling.use_gpu == "auto":
+        wanted = config.scaling.resources_per_worker.get("GPU", 1.0)
+        return wanted > 0 and capacity.total("GPU") >= wanted * config.scaling.workers
+    return config.scaling.use_gpu
+
+
+def problems(config: Config, capacity: Capacity) -> list[str]:
+    """What the cluster can never hold, a line each."""
+    use_gpu = uses_gpu(config, capacity)
+    wanted = {name: amount for name, amount in per_worker(config, use_gpu).items() if amount > 0}
+    found = []
+    fitting = sum(
+        min((int(node.get(name, 0.0) / amount) for name, amount in wanted.items()), default=0)
+        for node in capacity.nodes
+    )
+    workers = config.scaling.workers
+    words = ", ".join(f"{amount:g} {name}" for name, amount in sorted(wanted.items()))
+    if fitting < workers:
+        found.append(
+            f"scaling.workers: {workers} workers of {words} each, but {capacity.describe()} can hold {fitting}"
+        )
+    elif config.data.engine == "ray":
+        needed = workers * wanted.get("CPU", 0.0) + DATA_CPUS
+        if capacity.total("CPU") < needed:
+            found.append(
+                f"scaling.workers: {workers} workers of {words} each and {DATA_CPUS:g} CPU for Ray Data are {needed:g} "
+                f"CPUs, but {capacity.describe()}; take fewer workers or data.engine=torch"
+            )
+    if config.training.mixed_precision == "fp16" and not use_gpu:
+        found.append("training.mixed_precision: fp16 needs a GPU, and this job runs on CPUs; expected no or bf16")
+    return found
+
+
+@contextmanager
+def connected(config: Config) -> Iterator[Capacity]:
+    """Connect to the cluster, or start a local one for the block; waits for nodes that are still joining."""
+    import ray
+
+    found = address()
+    # The workers' own words are in the run's logs; between the lines of progress they would only be in the way.
+    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": LOGGER.isEnabledFor(logging.DEBUG)}
+    if found is None:
+        options |= {"address": "local", "num_cpus": local_cpus(), "include_dashboard": False}
+    else:
+        options["address"] = found
+    # Accelerators that are not reserved stay visible to tasks that reserve none, as Ray is going to do it anyway.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray.init(**options)
+    try:
+        capacity = _capacity(local=found is None)
+        deadline = time.monotonic() + (0 if found is None else WAIT_FOR_NODES_S)
+        while problems(config, capacity) and time.monotonic() < deadline:
+            time.sleep(2)
+            capacity = _capacity(local=False)
+        yield capacity
+    finally:
+        ray.shutdown()
+
+
+def _capacity(local: bool) -> Capacity:
+    import ray
+
+    return Capacity(tuple(node["Resources"] for node in ray.nodes() if node["Alive"]), local)

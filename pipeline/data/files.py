@@ -1,0 +1,154 @@
+"""Input files: finding them by path, glob, folder or `s3://` address, and reading them as Arrow tables.
+
+Both engines read through `read`, so a text is the same in both.
+"""
+
+import io
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import pyarrow as pa
+
+from pipeline.config import Data, Storage
+from pipeline.data import delimited, jsonl, listing, parquet
+from pipeline.errors import StorageError, UserError
+
+Format = Literal["csv", "jsonl", "parquet"]
+SUFFIXES: dict[str, Format] = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+}
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+SUPPORTED = ".csv, .tsv, .jsonl, .ndjson, .json (each also .gz, .bz2 or .zst) and .parquet"
+REQUESTS = 16  # at once, for the tags of objects
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """One input file.
+
+    `path` is absolute, or an `s3://` address; `size` in bytes; `tag` the SHA-256 of a local file's content, the ETag
+    of an S3 object.
+    """
+
+    path: str
+    size: int
+    tag: str
+    format: Format
+
+    @property
+    def name(self) -> str:
+        """How messages name the file: relative to the working directory if it lies below it."""
+        return self.path.removeprefix(f"{Path.cwd()}/")
+
+
+def find(paths: str | list[str], data: Data, storage: Storage, field: str = "data.train") -> list[DataFile]:
+    """The files that the paths name, each once, in order of their paths.
+
+    A path is a file, a glob (`*`, `?`, `[...]`, `**` for any depth), a folder (all data files in it, however deep) or
+    an `s3://` address of one of these. Names that begin with `.` or `_` are left out unless named so. Raises UserError
+    with all problems, each naming `field`: nothing found, a suffix of no known format, a place that cannot be read.
+    """
+    problems: list[str] = []
+    found: dict[str, tuple[listing.Found, Format]] = {}
+    for path in [paths] if isinstance(paths, str) else paths:
+        try:
+            for match, kind in _chosen(path, data, storage):
+                found[match.path] = (match, kind)
+        except UserError as error:
+            # The store's own messages name the field that it is configured by.
+            problems += [f"{field}: {problem.removeprefix('storage.path: ')}" for problem in error.problems]
+        except (OSError, StorageError) as error:
+            problems.append(f"{field}: {path}: cannot be listed: {_reason(error)}")
+    if not problems and not found:
+        problems.append(f"{field}: no path is given")
+    if problems:
+        raise UserError(*problems)
+    chosen = [found[path] for path in sorted(found)]
+    try:
+        with ThreadPoolExecutor(REQUESTS) as pool:
+            tags = list(pool.map(lambda each: listing.tag(each[0].path, storage), chosen))
+    except (OSError, StorageError) as error:
+        raise UserError(f"{field}: cannot be read: {_reason(error)}") from error
+    return [DataFile(match.path, match.size, tag, kind) for (match, kind), tag in zip(chosen, tags, strict=True)]
+
+
+def read(
+    file: DataFile, columns: list[str], data: Data, storage: Storage, batch_rows: int = 4096
+) -> Iterator[pa.Table]:
+    """Yield the asked columns of a file as tables of 1 to `batch_rows` rows, in file order; none for an empty file.
+
+    The file is streamed. CSV columns are strings without nulls; those of JSONL and Parquet have the types as written
+    (string, int64, float64, bool, lists of them), and two tables of one JSONL file may differ in type where the file
+    does. Raises UserError, its lines beginning with the file's name, for a missing column, a malformed row (numbered
+    from 1), bytes that are not `data.encoding` and a damaged file; StorageError when a store fails.
+    """
+    columns = list(dict.fromkeys(columns))
+    try:
+        filesystem, path = listing.resolve(file.path, storage)
+        if file.format == "parquet":
+            with filesystem.open_input_file(path) as source:
+                yield from parquet.tables(source, file.name, columns, batch_rows)
+            return
+        compression = COMPRESSIONS.get(Path(listing.bare(file.path).lower()).suffix)
+
+        def opened() -> io.RawIOBase:
+            stream = filesystem.open_input_stream(path, compression=compression, buffer_size=delimited.BUFFER)
+            return cast(io.RawIOBase, stream)  # it has all that is used of one
+
+        tables = delimited.tables if file.format == "csv" else jsonl.tables
+        yield from tables(opened, file.name, columns, data, batch_rows)
+    except FileNotFoundError:
+        raise UserError(f"{file.name}: is not there any more") from None
+    except (OSError, pa.ArrowException) as error:
+        if listing.remote(file.path) and isinstance(error, OSError):
+            raise StorageError(f"{file.name}: cannot be read: {_reason(error)}") from error
+        raise UserError(f"{file.name}: cannot be read as {file.format}: {_reason(error)}") from error
+
+
+def format_of(path: str, data: Data) -> Format | None:
+    """The format by the configuration, else by the file's suffix; None for an unknown one, or compressed Parquet."""
+    kind = suffix_format(path) if data.format == "auto" else data.format
+    return None if kind == "parquet" and Path(listing.bare(path).lower()).suffix in COMPRESSIONS else kind
+
+
+def suffix_format(path: str) -> Format | None:
+    """The format that a file's name tells, if it tells one."""
+    name = Path(listing.bare(path).lower())
+    return SUFFIXES.get(Path(name.stem).suffix if name.suffix in COMPRESSIONS else name.suffix)
+
+
+def _chosen(path: str, data: Data, storage: Storage) -> list[tuple[listing.Found, Format]]:
+    matches, is_folder = listing.matching(path, storage)
+    if is_folder:
+        # Beside its data a folder may hold a README; with a format given, also data files without a suffix.
+        suffixed = [match for match in matches if suffix_format(match.path) is not None]
+        if data.format != "auto":
+            suffixed = [match for match in suffixed if suffix_format(match.path) == data.format] or matches
+        if not suffixed:
+            names = ", ".join(Path(match.path).name for match in matches[:5]) or "nothing"
+            raise UserError(f"{path}: no data files in this folder, found {names}; wanted {SUPPORTED}")
+        matches = suffixed
+    problems, chosen = [], []
+    for match in matches:
+        kind = format_of(match.path, data)
+        if kind is None:
+            problems.append(f"{match.path}: unknown suffix; give data.format, or one of {SUPPORTED}")
+        else:
+            chosen.append((match, kind))
+    if problems:
+        raise UserError(*problems)
+    return chosen
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error) if not isinstance(error, OSError) or not error.strerror else error.strerror
+    return (text.splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,0 +1,127 @@
+"""Paths, globs and folders to files, on a local disk and in S3 by the same rules."""
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, LocalFileSystem
+
+from pipeline.config import Storage
+from pipeline.errors import StorageError, UserError
+
+MAGIC = re.compile(r"[*?\[]")
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+QUERY = re.compile(r"\?[A-Za-z_]+=.*$")  # a "?" without "=" behind it is part of a glob
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file: its absolute path or address, and its size in bytes."""
+
+    path: str
+    size: int
+
+
+def remote(path: str) -> bool:
+    """Whether the path is an `s3://` address. Raises UserError for any other scheme but `file://`."""
+    scheme = SCHEME.match(path)
+    if scheme and scheme[1] not in ("s3", "file"):
+        raise UserError(f"{path}: the scheme {scheme[1]!r} is not supported; give a local path or s3://bucket/key")
+    return bool(scheme and scheme[1] == "s3")
+
+
+def bare(path: str) -> str:
+    """The path without the query string that an `s3://` address may end in."""
+    return QUERY.sub("", path) if remote(path) else path
+
+
+def resolve(path: str, storage: Storage) -> tuple[FileSystem, str]:
+    """Filesystem and location of one path without wildcards."""
+    if remote(path):
+        from pipeline.storage import data_filesystem
+
+        return data_filesystem(path, storage)
+    return LocalFileSystem(), os.path.normpath(Path(path.removeprefix("file://")).expanduser().absolute())
+
+
+def tag(path: str, storage: Storage) -> str:
+    """What changes when a file's content does: the SHA-256 of a local file, the ETag of an object."""
+    if not remote(path):
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    from pipeline.s3_store import S3Store
+    from pipeline.storage import open_store
+
+    store = open_store(storage.model_copy(update={"path": path}))
+    assert isinstance(store, S3Store)
+    return store.head(store.prefix)[1].strip('"')
+
+
+def matching(path: str, storage: Storage) -> tuple[list[Found], bool]:
+    """The files that a path names, and whether it is a folder. Raises UserError if there is none of that name."""
+    plain, suffix = bare(path), path[len(bare(path)) :]
+    plain = plain.rstrip("/") or "/"
+    parts = plain.split("/")
+    first = next((place for place, part in enumerate(parts) if MAGIC.search(part)), len(parts))
+    base, wildcards = "/".join(parts[:first]) or ("/" if plain.startswith("/") else "."), parts[first:]
+    filesystem, root = resolve(base + suffix, storage)
+    if not remote(path):
+        base = root
+
+    def found(info: FileInfo) -> Found:
+        address = base.rstrip("/") + info.path[len(root.rstrip("/")) :] + suffix
+        return Found(address, info.size)
+
+    # A file may have wildcard characters in its own name.
+    info = filesystem.get_file_info("/".join([root.rstrip("/"), *wildcards]))
+    if info.type == FileType.File:
+        return [found(info)], False
+    if not wildcards:
+        if info.type != FileType.Directory:
+            raise UserError(f"{path}: no such file or folder{_nearby(filesystem, root)}")
+        return [found(info) for info in _files(filesystem, root, True) if _visible(info, root)], True
+    deep = len(wildcards) > 1 or "**" in wildcards
+    matches = [
+        found(info)
+        for info in _files(filesystem, root, deep)
+        if _matches(info.path[len(root.rstrip("/")) + 1 :].split("/"), wildcards)
+    ]
+    if not matches:
+        raise UserError(f"{path}: no file matches")
+    return matches, False
+
+
+def _files(filesystem: FileSystem, root: str, deep: bool) -> list[FileInfo]:
+    selector = FileSelector(root, allow_not_found=True, recursive=deep)
+    return [info for info in filesystem.get_file_info(selector) if info.type == FileType.File]
+
+
+def _visible(info: FileInfo, root: str) -> bool:
+    return not any(part[:1] in (".", "_") for part in info.path[len(root.rstrip("/")) + 1 :].split("/"))
+
+
+def _matches(names: list[str], pattern: list[str]) -> bool:
+    """Whether a relative path, in its parts, fits a glob; hidden names only where the glob spells out their mark."""
+    if not pattern or not names:
+        return not names and all(part == "**" for part in pattern)
+    name, part = names[0], pattern[0]
+    if name[:1] in (".", "_") and not part.startswith(name[0]):
+        return False
+    if part == "**":
+        return _matches(names, pattern[1:]) or _matches(names[1:], pattern)
+    return fnmatchcase(name, part) and _matches(names[1:], pattern[1:])
+
+
+def _nearby(filesystem: FileSystem, root: str) -> str:
+    """What lies in the folder of a missing file, for the message."""
+    folder = root.rpartition("/")[0]
+    try:
+        infos = filesystem.get_file_info(FileSelector(folder)) if folder else []
+    except (OSError, StorageError):
+        return ""  # the message is right without it
+    names = sorted(info.base_name for info in infos if not info.base_name.startswith("."))
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"; {folder} has {', '.join(names[:5])}{more}" if names else ""

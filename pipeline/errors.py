@@ -1,0 +1,40 @@
+"""The errors a user can meet, as a tree; the command line turns each into one line and an exit status.
+
+PipelineError
+├── UserError    exit 2: the input is wrong, said before any worker or GPU is asked for
+└── RunError     exit 1: anything that failed after that
+    ├── StorageError  the store did not answer, or refused, after all retries
+    └── Superseded    a newer attempt has taken this run over, so this one stops writing
+"""
+
+
+class PipelineError(Exception):
+    """Base of all expected errors. `problems` holds one line for each thing that is wrong."""
+
+    exit_status = 1
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = list(problems)
+
+    def __reduce__(self) -> tuple[type["PipelineError"], tuple[str, ...]]:
+        # Exceptions cross process borders in Ray; the default would lose all problems but a joined one.
+        return type(self), tuple(self.problems)
+
+
+class UserError(PipelineError):
+    """The user's input is wrong: field or file, the value found, and what would be right."""
+
+    exit_status = 2
+
+
+class RunError(PipelineError):
+    """A run failed after it had started."""
+
+
+class StorageError(RunError):
+    """The store did not do what it was asked, after all retries."""
+
+
+class Superseded(RunError):
+    """A newer attempt of the same run has taken over."""

@@ -1,0 +1,210 @@
+"""The driver: checked configuration -> datasets -> TorchTrainer.fit() -> result."""
+
+import logging
+import time
+from contextlib import ExitStack
+from typing import Any
+
+import ray
+import ray.train
+import ray.train.torch
+
+from pipeline import checkpoint, cluster, loop, tracking
+from pipeline.config import Config
+from pipeline.errors import RunError, UserError
+from pipeline.preflight import Check, Prepared, preflight
+from pipeline.progress import Display
+from pipeline.result import Result, versions
+from pipeline.run import METRICS, RunFolder
+from pipeline.storage import resolve
+from pipeline.worker import Job, train_loop_per_worker
+
+LOGGER = logging.getLogger("pipeline")
+
+
+class _Board:
+    """Newest progress values, between rank 0 and the driver."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+
+    def post(self, values: dict[str, Any]) -> None:
+        self._values |= values
+
+    def read(self) -> dict[str, Any]:
+        return self._values
+
+
+def check(config: Config) -> list[Check]:
+    """All checks and no training; a failed one is in the list, not raised."""
+    with ExitStack() as stack:
+        config = _with_storage(config, stack)
+        if cluster.address() is None:
+            capacity = cluster.local_capacity()
+        else:
+            capacity = stack.enter_context(cluster.connected(config))
+        checks, _ = preflight(config, lambda: (capacity.describe(), cluster.problems(config, capacity)))
+        return checks.rows
+
+
+def train(config: Config) -> Result:
+    """Check everything, then train, or go on with the run of that name.
+
+    Raises:
+        UserError: something is wrong with the input; no worker was started and nothing written.
+        RunError: the run failed later.
+    """
+    began = time.monotonic()
+    with ExitStack() as stack:
+        config = _with_storage(config, stack)
+        remote = cluster.address() is not None
+        capacity = stack.enter_context(cluster.connected(config)) if remote else cluster.local_capacity()
+        checks, prepared = preflight(config, lambda: (capacity.describe(), cluster.problems(config, capacity)))
+        if prepared is None:
+            raise UserError(*checks.problems)
+        folder = RunFolder.of(config)
+        if prepared.complete:
+            found, _ = folder.result()
+            assert found is not None
+            return Result.from_json(found, uri=folder.store.uri, already=True)
+        if not remote:
+            capacity = stack.enter_context(cluster.connected(config))
+        return _fit(prepared, folder, capacity, began)
+
+
+def _with_storage(config: Config, stack: ExitStack) -> Config:
+    """The configuration with an address of storage: the given one, or the embedded server's, started for the block."""
+    if config.storage.path is None:
+        if cluster.address() not in (None, "auto"):
+            raise UserError("storage.path: not given; on a cluster expected s3://bucket/prefix that all nodes reach")
+        from pipeline.embedded import embedded_store
+
+        return config.model_copy(update={"storage": stack.enter_context(embedded_store())})
+    return config.model_copy(update={"storage": resolve(config.storage)})
+
+
+def _fit(prepared: Prepared, folder: RunFolder, capacity: cluster.Capacity, began: float) -> Result:
+    config, facts = prepared.config, prepared.facts
+    folder.take_over(config, facts)
+    use_gpu = cluster.uses_gpu(config, capacity)
+    resources = cluster.per_worker(config, use_gpu)
+    board = ray.remote(num_cpus=0)(_Board).remote()
+    job = Job(config, facts, folder.owner, _threads(config, capacity, resources), None, board)
+    settings: dict[str, Any] = {}
+    if config.data.engine == "ray":
+        job, settings = _with_ray_data(job, folder)
+    filesystem, path = folder.store.filesystem()
+    trainer = ray.train.torch.TorchTrainer(
+        train_loop_per_worker,
+        train_loop_config=job.to_dict(),
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=config.scaling.workers, use_gpu=use_gpu, resources_per_worker=resources
+        ),
+        run_config=ray.train.RunConfig(
+            name=path.rsplit("/", 1)[1],
+            storage_path=path.rsplit("/", 1)[0],
+            storage_filesystem=filesystem,
+            failure_config=ray.train.FailureConfig(max_failures=config.run.max_failures),
+        ),
+        **settings,
+    )
+    # Ray's own list of checkpoints, of an earlier start. Resuming goes by manifests, so that a list written by a driver
+    # that has been superseded, or naming checkpoints that retention has deleted, cannot mislead or stop this start.
+    folder.store.delete("checkpoint_manager_snapshot.json")
+    LOGGER.info("training on %s", capacity.describe())
+    with Display(lambda: ray.get(board.read.remote())):
+        try:
+            outcome = trainer.fit().return_value
+        except ray.train.TrainingFailedError as error:
+            raise RunError(_cause(error)) from error
+    if outcome is None:
+        raise RunError("the workers ended without a result; see the logs in the run's folder")
+    if "problems" in outcome:
+        raise RunError(*outcome["problems"])
+    return _finish(prepared, folder, outcome, time.monotonic() - began)
+
+
+def _with_ray_data(job: Job, folder: RunFolder) -> tuple[Job, dict[str, Any]]:
+    """Tokenise on the cluster, and what TorchTrainer takes to deal the rows."""
+    from dataclasses import replace
+
+    from pipeline.data import ray_engine
+
+    config, facts = job.config, job.facts
+    tokens = {split: ray_engine.tokenise(config, facts, split) for split in facts.files}
+    store = folder.store
+
+    def next_step() -> int:
+        # Called by Ray's controller at each start of a group of workers, just before they look for the same checkpoint.
+        found = checkpoint.complete(store)
+        return found[-1].step if found else 0
+
+    settings = {
+        "datasets": ray_engine.datasets(config, tokens, next_step),
+        "dataset_config": ray.train.DataConfig(
+            datasets_to_split=list(tokens), execution_options=ray_engine.execution_options()
+        ),
+    }
+    return replace(job, indices=ray.put({split: held.index for split, held in tokens.items()})), settings
+
+
+def _threads(config: Config, capacity: cluster.Capacity, resources: dict[str, float]) -> int:
+    """Threads of a worker: the CPUs it has asked for, or its share of this machine's cores."""
+    import os
+
+    if capacity.local and "CPU" not in config.scaling.resources_per_worker:
+        return max(1, len(os.sched_getaffinity(0)) // config.scaling.workers)
+    return max(1, int(resources.get("CPU", 1)))
+
+
+def _cause(error: Exception) -> str:
+    failures = getattr(error, "worker_failures", None)
+    if failures:
+        rank, cause = min(failures.items())
+        lines = [line for line in str(cause).strip().splitlines() if line.strip()]
+        return f"training failed on rank {rank}: {lines[-1].strip() if lines else type(cause).__name__}"
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return f"training failed: {lines[-1].strip()}"
+
+
+def _finish(prepared: Prepared, folder: RunFolder, outcome: dict[str, Any], seconds: float) -> Result:
+    """Merge the metrics and write `result.json`, in that order: who sees the result finds everything it names."""
+    state = loop.State(**outcome["state"])
+    config, facts = prepared.config, prepared.facts
+    folder.check_owner()
+    lines = tracking.merged(folder.store, state.step)
+    tracking.write_lines(folder.store, METRICS, lines)
+    found = checkpoint.complete(folder.store)
+    if not found:
+        raise RunError("training ended but no checkpoint is complete")
+    best = [name for name in found if name.step == state.best_step]
+    final = state.history[-1] if state.history else {}
+    result = Result(
+        name=config.run.name,
+        status="finished",
+        steps=state.step,
+        total_steps=outcome["steps"],
+        epochs=state.step / outcome["steps_per_epoch"],
+        train_rows=facts.rows["train"],
+        eval_rows=facts.rows.get("validation", 0),
+        metrics={key: value for key, value in final.items() if key.startswith("eval_")},
+        history=state.history,
+        best_checkpoint=str(best[-1]) if best else str(found[-1]),
+        last_checkpoint=str(found[-1]),
+        attempts=outcome["attempt"],
+        resumed_from_step=outcome["resumed_from_step"],
+        world_size=config.scaling.workers,
+        strategy=config.strategy.kind,
+        versions=versions(),
+        seconds=round(seconds, 1),
+        train_seconds=round(outcome["train_seconds"], 1),
+        data_wait_share=outcome["data_wait_share"],
+        truncated_rows=outcome["truncated_rows"],
+        stopped_early=state.stopped_early,
+        final_learning_rate=outcome["final_learning_rate"],
+        parameters_sha256=outcome["parameters_sha256"],
+        workers=outcome["workers"],
+        uri=folder.store.uri,
+    )
+    folder.write_result(result.to_json(), prepared.seen_result)
+    return result

@@ -1,0 +1,249 @@
+"""The training loop, top to bottom: data, forward, backward, step, log, evaluate, save.
+
+It knows nothing of Ray, Kubernetes or storage; what it needs from them comes in as `Parts`.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pipeline.config import Config
+from pipeline.data.batch import Batch
+from pipeline.data.engine import Batches
+from pipeline.data.plan import FILL, Step
+from pipeline.errors import RunError
+from pipeline.tasks import predictions, row_losses
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class State:
+    """Position and history of a run; what a checkpoint holds beside tensors.
+
+    `step` counts optimizer steps done. `history` has the metrics of each evaluation. `best_step` is the step of the
+    best of them, `stale` the number of evaluations since.
+    """
+
+    step: int = 0
+    history: list[dict[str, Any]] = field(default_factory=list)
+    best: float | None = None
+    best_step: int | None = None
+    stale: int = 0
+    stopped_early: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """As a dictionary for JSON."""
+        return asdict(self)
+
+
+class Run(Protocol):
+    """What the loop tells the outside; rank 0's is written down, the others' is not."""
+
+    def log(self, line: dict[str, Any]) -> None:
+        """A line of `metrics.jsonl`."""
+
+    def evaluating(self, done: int, total: int) -> None:
+        """An evaluation is at batch `done` of `total`."""
+
+    def report(self, state: State, save: bool) -> None:
+        """The metrics of a state and, with `save`, a checkpoint of it; every rank calls it at the same step."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything a loop works with, prepared by Accelerate. `scorer` turns predictions into metrics, on rank 0."""
+
+    config: Config
+    accelerator: Any
+    model: torch.nn.Module
+    optimizer: Any
+    scheduler: Any
+    batches: Batches
+    steps: int
+    scorer: Any
+    best: tuple[str, str]
+    run: Run
+    multiple: int = 1
+
+
+@dataclass
+class Clock:
+    """Seconds spent waiting for data, of all seconds spent in steps."""
+
+    waiting: float = 0.0
+    stepping: float = 0.0
+
+
+def fit(parts: Parts, state: State, clock: Clock) -> State:
+    """Train from `state` to the last step, and give back the state reached.
+
+    Raises:
+        RunError: the loss became NaN or infinite, and `training.stop_on_bad_loss` is set.
+    """
+    training, checkpoint = parts.config.training, parts.config.checkpoint
+    plan = parts.batches.plan
+    if state.step < parts.steps:
+        # What ended a shorter run early does not end one that was made longer.
+        state = replace(state, stopped_early=False, stale=0 if state.stopped_early else state.stale)
+    batches = parts.batches.train(state.step) if state.step < parts.steps else iter(())
+    pending: list[tuple[dict[str, Any], torch.Tensor, torch.Tensor]] = []
+    while state.step < parts.steps and not state.stopped_early:
+        began = time.perf_counter()
+        step = plan.step(state.step, parts.multiple)
+        waiting_before = clock.waiting
+        _seed(parts, state.step)
+        loss, norm = _train_step(parts, step, batches, clock)
+        rate = parts.scheduler.get_last_lr()[0]
+        parts.optimizer.step()
+        parts.scheduler.step()
+        parts.optimizer.zero_grad()
+        state = replace(state, step=state.step + 1)
+        seconds = time.perf_counter() - began
+        clock.stepping += seconds
+        epoch_ends = state.step % plan.steps_per_epoch == 0
+        line = {
+            "step": state.step,
+            "epoch": state.step / plan.steps_per_epoch,
+            "learning_rate": rate,
+            "samples_per_second": len(step.rows) / seconds,
+            "tokens_per_second": step.tokens / seconds,
+            "padding_ratio": 1 - step.tokens / step.padded_tokens,
+            "data_wait_share": (clock.waiting - waiting_before) / seconds,
+        }
+        pending.append((line, loss, norm))
+
+        last = state.step == parts.steps
+        evaluate_now = parts.batches.validation_plan is not None and (
+            last or _due(training.eval_every, state.step, epoch_ends)
+        )
+        save_now = last or _due(checkpoint.every, state.step, epoch_ends)
+        if len(pending) == training.log_every or evaluate_now or save_now:
+            _log(parts, pending)
+        if evaluate_now:
+            state, better = _judged(parts, state, evaluate(parts))
+            save_now = save_now or better or state.stopped_early
+        if evaluate_now or save_now:
+            parts.run.report(state, save_now)
+    return state
+
+
+def _seed(parts: Parts, step: int) -> None:
+    """Dropout depends on seed, step and rank alone: not on the engine, on evaluations, or on where a run resumed."""
+    key = [parts.config.run.seed, step, parts.accelerator.process_index]
+    torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1)))
+
+
+def _due(every: str | int, step: int, epoch_ends: bool) -> bool:
+    return epoch_ends if every == "epoch" else step % int(every) == 0
+
+
+def _train_step(parts: Parts, step: Step, batches: Iterator[Batch], clock: Clock) -> tuple[torch.Tensor, torch.Tensor]:
+    """Forward and backward over the micro-batches of an optimizer step: this rank's share of the loss, and the norm."""
+    accelerator, model = parts.accelerator, parts.model
+    model.train()
+    loss = torch.zeros((), device=accelerator.device)
+    for number in range(step.micro_batches):
+        asked = time.perf_counter()
+        batch = next(batches)
+        clock.waiting += time.perf_counter() - asked
+        last = number + 1 == step.micro_batches
+        # The last micro-batch of a step is where gradients are averaged, however many the step has: counting to a fixed
+        # number, as `accumulate()` does, would miss the short last step of an epoch.
+        accelerator.gradient_state._set_sync_gradients(last)
+        with nullcontext() if last else accelerator.no_sync(model):
+            with accelerator.autocast():
+                logits = model(**_inputs(batch, accelerator.device)).logits
+            weight = batch["weight"].to(accelerator.device)
+            losses = row_losses(parts.config.model.task, logits, batch["labels"].to(accelerator.device))
+            part = (losses * weight).sum() / step.weight
+            # Gradients are averaged over the processes; the loss is to be a sum over all their rows.
+            accelerator.backward(part * accelerator.num_processes)
+        loss += part.detach()
+    limit = parts.config.training.max_grad_norm
+    norm = accelerator.clip_grad_norm_(model.parameters(), math.inf if limit is None else limit)
+    return loss, norm
+
+
+def _inputs(batch: Batch, device: torch.device) -> Batch:
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    return {name: batch[name].to(device) for name in names if name in batch}
+
+
+def _log(parts: Parts, pending: list[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]) -> None:
+    """Add up the ranks' shares of the losses, once for all pending steps, and write their lines."""
+    sums = parts.accelerator.reduce(torch.stack([loss for _, loss, _ in pending]), reduction="sum").tolist()
+    for (line, _, norm), loss in zip(pending, sums, strict=True):
+        parts.run.log(line | {"loss": loss, "grad_norm": float(norm)})
+        if parts.config.training.stop_on_bad_loss and not math.isfinite(loss):
+            raise RunError(
+                f"the loss is {loss} at step {line['step']} (learning rate {line['learning_rate']:.3g}); try a lower "
+                "training.learning_rate, or go on with training.stop_on_bad_loss=false"
+            )
+    pending.clear()
+
+
+def evaluate(parts: Parts) -> dict[str, float]:
+    """Loss and metrics over all validation rows, each counted once; the same dictionary on every rank."""
+    from accelerate.utils import broadcast_object_list
+
+    accelerator, task, plan = parts.accelerator, parts.config.model.task, parts.batches.validation_plan
+    assert plan is not None
+    began = time.perf_counter()
+    parts.model.eval()
+    rows: list[Array] = []
+    losses: list[Array] = []
+    found: list[Array] = []
+    wanted: list[Array] = []
+    for number, batch in enumerate(parts.batches.validation()):
+        labels = batch["labels"].to(accelerator.device)
+        with torch.no_grad(), accelerator.autocast():
+            logits = parts.model(**_inputs(batch, accelerator.device)).logits
+        gathered = accelerator.gather_for_metrics(
+            (batch["row"].to(accelerator.device), row_losses(task, logits, labels), predictions(task, logits), labels)
+        )
+        for values, part in zip((rows, losses, found, wanted), gathered, strict=True):
+            values.append(part.cpu().numpy())
+        parts.run.evaluating(number + 1, plan.steps_per_epoch)
+    # In the order of the file: float sums, and with them the metrics, are then the same on any number of workers.
+    row = np.concatenate(rows)
+    order = np.argsort(row, kind="stable")
+    order = order[row[order] != FILL]
+    assert len(order) == plan.rows, f"{len(order)} of {plan.rows} validation rows counted"
+    metrics: list[dict[str, float]] = [{}]
+    if accelerator.is_main_process:
+        metrics[0] = {"eval_loss": float(np.concatenate(losses)[order].mean(dtype=np.float64))}
+        scores = parts.scorer.compute(np.concatenate(found)[order], np.concatenate(wanted)[order])
+        metrics[0] |= {f"eval_{name}": value for name, value in scores.items()}
+        metrics[0] |= {"eval_rows": plan.rows, "eval_seconds": time.perf_counter() - began}
+    broadcast_object_list(metrics, from_process=0)
+    return metrics[0]
+
+
+def _judged(parts: Parts, state: State, metrics: dict[str, float]) -> tuple[State, bool]:
+    """The state with an evaluation taken in, and whether it is the best so far. A NaN is never the best."""
+    name, mode = parts.best
+    value = metrics[f"eval_{name}"]
+    better = not math.isnan(value) and (
+        state.best is None or (value > state.best if mode == "max" else value < state.best)
+    )
+    entry = {"step": state.step, "epoch": state.step / parts.batches.plan.steps_per_epoch, **metrics}
+    parts.run.log(entry)
+    patience = parts.config.training.early_stopping_patience
+    stale = 0 if better else state.stale + 1
+    state = replace(
+        state,
+        history=[*state.history, entry],
+        best=value if better else state.best,
+        best_step=state.step if better else state.best_step,
+        stale=stale,
+        stopped_early=patience is not None and stale >= patience,
+    )
+    return state, better

@@ -1,0 +1,180 @@
+"""Models and tokenizers by `package:NAME`, local folder, `s3://` URI or hub name; weights only as safetensors."""
+
+import importlib.util
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from pipeline.config import Model, Storage
+from pipeline.errors import UserError
+
+PROBLEM_TYPES = {
+    "text-classification": "single_label_classification",
+    "regression": "regression",
+    "multi-label": "multi_label_classification",
+}
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is known of a model before it is loaded. `max_tokens`: the longest sequence it takes."""
+
+    source: str
+    architecture: str
+    max_tokens: int | None
+    layers: int | None
+
+
+def cache_folder() -> Path:
+    """Folder of this node for what is fetched once and shared by its workers."""
+    base = os.environ.get("PIPELINE_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "pipeline"
+
+
+def _package_folder(name: str) -> str:
+    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(f"model.path: no installed Python package {name!r}; expected package:NAME, installed here")
+    root = Path(next(iter(spec.submodule_search_locations)))
+    found = sorted(root.rglob("config.json"), key=lambda file: len(file.parts))
+    found = [file for file in found if any(file.parent.glob("*.safetensors"))]
+    if not found:
+        raise UserError(f"model.path: package {name!r} holds no folder with config.json and *.safetensors")
+    return str(found[0].parent)
+
+
+def _from_s3(uri: str, storage: Storage) -> str:
+    from pipeline.storage import open_store
+
+    store = open_store(storage.model_copy(update={"path": uri}))
+    entries = store.list()
+    if not any(entry.name == "config.json" for entry in entries):
+        raise UserError(f"model.path: {uri} has no config.json; expected a folder that from_pretrained loads")
+    key = "-".join(sorted(entry.tag.strip('"') for entry in entries))
+    target = cache_folder() / "models" / f"{abs(hash_text(uri + key)):x}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # One worker of a node fetches, the others wait here and find it done.
+    with FileLock(f"{target}.lock"):
+        if not target.exists():
+            partial = target.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            for entry in entries:
+                (partial / entry.name).parent.mkdir(parents=True, exist_ok=True)
+                store.download(entry.name, partial / entry.name)
+            partial.rename(target)
+    return str(target)
+
+
+def hash_text(text: str) -> int:
+    """A number that stands for a text, the same in every process (Python's own hash is not)."""
+    import hashlib
+
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def locate(model: Model, storage: Storage) -> str:
+    """A local folder, fetched if need be, or a hub name as it is.
+
+    Raises:
+        UserError: there is no such package, folder or object.
+    """
+    if model.path.startswith("package:"):
+        return _package_folder(model.path.removeprefix("package:"))
+    if model.path.startswith("s3://"):
+        return _from_s3(model.path, storage)
+    path = Path(model.path).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise UserError(
+                f"model.path: {model.path} has no config.json; expected a folder that from_pretrained loads"
+            )
+        return str(path)
+    looks_local = model.path.startswith((".", "/", "~")) or model.path.count("/") > 1
+    if looks_local:
+        raise UserError(
+            f"model.path: no such folder {model.path}; expected package:NAME, a folder, s3:// or a hub name"
+        )
+    return model.path
+
+
+def load_config(model: Model, storage: Storage, labels: list[str] | None = None) -> Any:
+    """The model's transformers configuration, with `model.config` and the labels applied."""
+    from transformers import AutoConfig
+
+    source = locate(model, storage)
+    try:
+        config = AutoConfig.from_pretrained(source, revision=model.revision)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.path: {model.path} cannot be loaded: {_first_line(error)}") from error
+    unknown = [key for key in model.config if not hasattr(config, key)]
+    if unknown:
+        raise UserError(*(f"model.config.{key}: a {config.model_type} model has no such setting" for key in unknown))
+    settings = dict(model.config)
+    settings["problem_type"] = PROBLEM_TYPES[model.task]
+    if model.task == "regression":
+        settings["num_labels"] = 1
+    elif labels:
+        settings["id2label"] = dict(enumerate(labels))
+        settings["label2id"] = {label: number for number, label in enumerate(labels)}
+    for key, value in settings.items():
+        setattr(config, key, value)
+    return config
+
+
+def load_tokenizer(model: Model, storage: Storage) -> Any:
+    """The model's fast tokenizer (the slow ones cannot say which rows were cut)."""
+    from transformers import AutoTokenizer
+
+    source = locate(model, storage)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=model.revision, use_fast=True)
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.path: no tokenizer in {model.path}: {_first_line(error)}") from error
+    if not tokenizer.is_fast:
+        raise UserError(f"model.path: {model.path} has only a slow tokenizer; expected one with tokenizer.json")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(model: Model, storage: Storage, labels: list[str]) -> Any:
+    """The model in float32 with a head for the labels; call it under a fixed seed, as the head's weights are random."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    config = load_config(model, storage, labels)
+    if model.from_scratch:
+        return AutoModelForSequenceClassification.from_config(config).to(torch.float32)
+    try:
+        return AutoModelForSequenceClassification.from_pretrained(
+            locate(model, storage),
+            config=config,
+            revision=model.revision,
+            dtype=torch.float32,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(f"model.path: the weights of {model.path} cannot be loaded: {_first_line(error)}") from error
+
+
+def describe(model: Model, storage: Storage) -> ModelFacts:
+    """What the driver checks before anything starts; reads the configuration and the tokenizer, not the weights."""
+    config = load_config(model, storage)
+    tokenizer = load_tokenizer(model, storage)
+    limits = [tokenizer.model_max_length] if tokenizer.model_max_length < 1_000_000 else []
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions:
+        # RoBERTa's positions start after the padding token's.
+        offset = (config.pad_token_id or 0) + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
+        limits.append(positions - offset)
+    architecture = (config.architectures or [config.model_type])[0]
+    return ModelFacts(model.path, architecture, min(limits, default=None), getattr(config, "num_hidden_layers", None))
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].split(". ")[0]

@@ -1,0 +1,153 @@
+"""Everything that can be known to be wrong, found before a worker or a GPU is asked for, and said together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pipeline import run as runs
+from pipeline.config import Config
+from pipeline.data.engine import train_shape
+from pipeline.data.inspect import Facts, inspect
+from pipeline.errors import PipelineError, UserError
+from pipeline.metrics import best_of, check_names, names_of
+from pipeline.model import ModelFacts, describe
+from pipeline.probe import probe
+from pipeline.storage import open_store
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row of the table that `pipeline check` prints."""
+
+    name: str
+    found: str
+    passed: bool = True
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is known when all checks have passed. `complete`: the run is finished, there is nothing to train."""
+
+    config: Config
+    facts: Facts
+    model: ModelFacts
+    checks: list[Check]
+    complete: bool
+    seen_result: str | None
+
+
+class Checks:
+    """Runs checks one after the other and keeps what they find wrong, so that all is said at once."""
+
+    def __init__(self) -> None:
+        self.rows: list[Check] = []
+        self.problems: list[str] = []
+
+    def run(self, name: str, check: Callable[[], tuple[str, Value]]) -> Value | None:
+        """The value of a check, or None if it failed."""
+        try:
+            words, value = check()
+        except PipelineError as error:
+            self.problems += error.problems
+            self.rows += [Check(name, problem, passed=False) for problem in error.problems]
+            return None
+        self.rows.append(Check(name, words))
+        return value
+
+
+def preflight(config: Config, capacity_problems: Callable[[], tuple[str, list[str]]]) -> tuple[Checks, Prepared | None]:
+    """All checks of a configuration.
+
+    Args:
+        config: with `storage.path` set.
+        capacity_problems: what the cluster is, in words, and what it can never hold.
+
+    Returns:
+        The checks, and what they have found out if none has failed.
+    """
+    checks = Checks()
+    checks.run("metrics", lambda: _metrics(config))
+    facts = checks.run("data", lambda: _data(config))
+    model = checks.run("model", lambda: _model(config))
+    checks.run("capacity", lambda: _capacity(capacity_problems))
+    stored = checks.run("storage", lambda: _storage(config))
+    if facts is None or model is None or stored is None:
+        return checks, None
+    existing = checks.run("run", lambda: _existing(config, facts))
+    if checks.problems or existing is None:
+        return checks, None
+    complete, seen = existing
+    return checks, Prepared(config, facts, model, checks.rows, complete, seen)
+
+
+def _metrics(config: Config) -> tuple[str, bool]:
+    problems = check_names(config.metrics, config.model.task)
+    if problems:
+        raise UserError(*problems)
+    name, mode = best_of(config.metrics, config.model.task)
+    return f"{', '.join(names_of(config.metrics, config.model.task))}; best by {mode} {name}", True
+
+
+def _data(config: Config) -> tuple[str, Facts]:
+    facts = inspect(config)
+    wanted = config.training.class_weights
+    if isinstance(wanted, dict):
+        unknown = sorted(set(wanted) - set(facts.labels))
+        if unknown:
+            raise UserError(
+                f"training.class_weights: no class {unknown[0]!r} in data.train; its classes: {facts.labels}"
+            )
+    rows = ", ".join(f"{count:,} {split} rows" for split, count in facts.rows.items())
+    return f"{rows}, {len(facts.labels)} labels" if facts.labels else rows, facts
+
+
+def _model(config: Config) -> tuple[str, ModelFacts]:
+    found = describe(config.model, config.storage)
+    limit = found.max_tokens
+    if limit is not None and config.data.max_length > limit:
+        raise UserError(
+            f"data.max_length: {config.data.max_length} is more than {config.model.path} takes, {limit} tokens"
+        )
+    return f"{found.architecture}, {found.layers} layers, up to {limit} tokens", found
+
+
+def _capacity(capacity_problems: Callable[[], tuple[str, list[str]]]) -> tuple[str, bool]:
+    words, problems = capacity_problems()
+    if problems:
+        raise UserError(*problems)
+    return words, True
+
+
+def _storage(config: Config) -> tuple[str, bool]:
+    steps = probe(config.storage)
+    words = ", ".join(step.warning or step.name for step in steps)
+    return f"{open_store(config.storage).uri}: {words}", True
+
+
+def _existing(config: Config, facts: Facts) -> tuple[str, tuple[bool, str | None]]:
+    folder = runs.RunFolder.of(config)
+    before = folder.started_with()
+    result, seen = folder.result()
+    if before is None:
+        return "new", (False, seen)
+    found = runs.differences(*before, config, facts)
+    if found:
+        raise UserError(
+            *(f"run.name: {config.run.name} exists and differs; {difference}" for difference in found),
+            f"run.name: take another name for another job, or make the differing fields those of {config.run.name}",
+        )
+    if result and result["status"] == "finished" and (_is_done(result, config, facts)):
+        return f"complete after {result['steps']} steps", (True, seen)
+    return "to be continued", (False, seen)
+
+
+def _is_done(result: dict[str, object], config: Config, facts: Facts) -> bool:
+    shape = train_shape(config, config.scaling.workers)
+    total = config.training.epochs * -(-facts.rows["train"] // shape.global_rows)
+    if config.training.max_steps is not None:
+        total = min(total, config.training.max_steps)
+    steps = result["steps"]
+    assert isinstance(steps, int)
+    return steps >= total or (bool(result.get("stopped_early")) and result.get("total_steps") == total)

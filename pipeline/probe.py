@@ -1,0 +1,105 @@
+"""Does storage do what a run needs? Asked before any worker is: list, write, read and delete one small object."""
+
+import dataclasses
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import botocore.exceptions as aws
+
+from pipeline.config import Storage
+from pipeline.errors import StorageError, UserError
+from pipeline.s3 import code_of, explain, new_session
+from pipeline.s3_store import S3Store
+from pipeline.storage import Store, open_store
+
+CONTENT = b"pipeline storage probe\n"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One request of the probe. `warning` says what failed if the run can do without it."""
+
+    name: str
+    seconds: float
+    warning: str | None = None
+
+
+def probe(storage: Storage) -> list[Step]:
+    """List, write, read and delete an object of a random name under `storage.path`; about 10 s at most.
+
+    Raises UserError that names the step, the address, the endpoint, the region, the identity and what would be right.
+    A refused deletion is a warning: a run works without, but old checkpoints stay.
+    """
+    store = open_store(storage, retry_seconds=0)
+    if isinstance(store, S3Store):
+        # A run rides out an outage; a probe shall say quickly that there is one.
+        quick = dataclasses.replace(store.settings, connect_timeout=3, read_timeout=5, attempts=1)
+        store = S3Store(quick, store.bucket, store.prefix)
+    name = f".probe-{secrets.token_hex(8)}"
+    steps = [
+        _step("list", store, store.folders),
+        _step("write", store, lambda: store.write(name, CONTENT)),
+        _step("read", store, lambda: _read_back(store, name)),
+    ]
+    start = time.monotonic()
+    try:
+        store.delete(name)
+    except StorageError as error:
+        warning = f"{_clause(error)}; old checkpoints cannot be removed: grant s3:DeleteObject"
+        return [*steps, Step("delete", time.monotonic() - start, warning)]
+    return [*steps, Step("delete", time.monotonic() - start)]
+
+
+def _step(name: str, store: Store, action: Callable[[], object]) -> Step:
+    start = time.monotonic()
+    try:
+        action()
+    except StorageError as error:
+        where = (
+            f"; {_identity()}, {store.settings.place}, bucket {store.bucket!r}" if isinstance(store, S3Store) else ""
+        )
+        permission = PERMISSION[name] if "forbidden" in _clause(error) and where else ""
+        raise UserError(
+            f"storage.path: {store.uri}: step '{name}' failed: {_clause(error)}{permission}{where}"
+        ) from error
+    return Step(name, time.monotonic() - start)
+
+
+PERMISSION = {
+    "list": "; grant s3:ListBucket on the bucket",
+    "write": "; grant s3:PutObject on the objects",
+    "read": "; grant s3:GetObject on the objects",
+}
+
+
+def _read_back(store: Store, name: str) -> None:
+    found = store.read(name)
+    if found != CONTENT:
+        raise StorageError(f"storage: {store.uri}/{name} holds {len(found)} other bytes than were written")
+
+
+def _clause(error: StorageError) -> str:
+    cause = error.__cause__
+    return explain(cause) if isinstance(cause, (aws.ClientError, aws.BotoCoreError)) else str(error)
+
+
+def _identity() -> str:
+    """Who asks: the access key id, shortened, and where it was found; never the secret."""
+    profile = f" of profile {os.environ['AWS_PROFILE']!r}" if "AWS_PROFILE" in os.environ else ""
+    try:
+        credentials: Any = new_session().get_credentials()
+        if credentials is None:
+            return "no identity"
+        key = credentials.get_frozen_credentials().access_key or ""
+    except (aws.BotoCoreError, aws.ClientError) as error:
+        return f"identity not obtained ({code_of(error) or type(error).__name__})"
+    return f"identity {short_key(key)} from {credentials.method}{profile}"
+
+
+def short_key(key: str) -> str:
+    """`AKIA…WXYZ` of an access key id, less of a short one."""
+    return f"{key[:4]}…{key[-4:]}" if len(key) >= 12 else f"{key[:2]}…"

@@ -1,0 +1,160 @@
+"""What the loop tells the outside, through Ray: metrics lines, progress, reports with checkpoints."""
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray.train
+import ray.train.torch
+import torch
+
+from pipeline import checkpoint, loop
+from pipeline.config import Config
+from pipeline.result import is_metric
+from pipeline.retention import prune
+from pipeline.run import RunFolder
+from pipeline.tracking import Board, Recorder
+
+LOGGER = logging.getLogger("pipeline")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this worker is."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    device: torch.device
+
+    @classmethod
+    def found(cls) -> "Place":
+        """As Ray Train says."""
+        context = ray.train.get_context()
+        device = ray.train.torch.get_device()
+        return cls(context.get_world_rank(), context.get_local_rank(), context.get_world_size(), device)
+
+    def describe(self) -> dict[str, Any]:
+        """For `result.json`."""
+        return {
+            "rank": self.rank,
+            "local_rank": self.local_rank,
+            "world_size": self.world_size,
+            "device": str(self.device),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+
+
+class ActorBoard:
+    """Posts to the driver's board, an actor, without waiting for it."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def post(self, **values: Any) -> None:
+        """Newest values."""
+        if self._actor is not None:
+            self._actor.post.remote(values)
+
+
+class Reporter:
+    """The loop's outside: metrics lines, progress, `ray.train.report` with checkpoints."""
+
+    model: Any
+    _parts: loop.Parts
+    _tokenizer: Any
+
+    def __init__(
+        self,
+        config: Config,
+        place: Place,
+        folder: RunFolder,
+        attempt: int,
+        recorder: Recorder,
+        scratch: Path,
+        board: Board,
+    ) -> None:
+        self._config, self._place, self._folder, self._attempt = config, place, folder, attempt
+        self._recorder, self._scratch, self._board = recorder, scratch, board
+        self._uploads: list[threading.Event] = []
+
+    def prepared(self, parts: loop.Parts, tokenizer: Any) -> None:
+        """What checkpoints are made of."""
+        self._parts, self._tokenizer = parts, tokenizer
+        self.model = parts.accelerator.unwrap_model(parts.model)
+
+    def settle(self) -> None:
+        """Wait for the uploads that are under way; what they are made of is deleted when training ends."""
+        for upload in self._uploads:
+            upload.wait(self._config.checkpoint.upload_timeout_s)
+
+    def log(self, line: dict[str, Any]) -> None:
+        """A line of metrics, kept by rank 0."""
+        if self._place.rank:
+            return
+        self._recorder.add(line)
+        if "learning_rate" in line:
+            self._board.post(total=self._parts.steps, note="", **line)
+        else:
+            shown = ", ".join(f"{key} {value:.4f}" for key, value in line.items() if is_metric(key))
+            LOGGER.info("step %d: %s", line["step"], shown)
+            self._board.post(event=f"step {line['step']}: {shown}", note="")
+
+    def evaluating(self, done: int, total: int) -> None:
+        """Progress of an evaluation."""
+        if self._place.rank == 0:
+            self._board.post(note=f"evaluating {done}/{total}" if total > 1 else "evaluating")
+
+    def report(self, state: loop.State, save: bool) -> None:
+        """To Ray Train; with `save`, all ranks write their share of a checkpoint."""
+        metrics = {"step": state.step, **(state.history[-1] if state.history else {})}
+        if not save:
+            ray.train.report(metrics)
+            return
+        name = checkpoint.Name(self._attempt, state.step)
+        local = self._scratch / str(name)
+        checkpoint.save(
+            local, self.model, self._parts.optimizer, self._parts.scheduler, self._tokenizer, state.to_json(),
+            self._place.rank,
+        )  # fmt: skip
+        mode = ray.train.CheckpointUploadMode
+        ray.train.report(
+            metrics,
+            checkpoint=ray.train.Checkpoint.from_directory(str(local)),
+            checkpoint_dir_name=str(name),
+            checkpoint_upload_mode=mode.ASYNC if self._config.checkpoint.async_upload else mode.SYNC,
+            delete_local_checkpoint_after_upload=True,
+            checkpoint_upload_fn=self._uploader(name, state),
+        )
+
+    def _uploader(self, name: checkpoint.Name, state: loop.State) -> Callable[[Any, str], Any]:
+        config, folder, place = self._config, self._folder, self._place
+        facts = {"step": state.step, "attempt": name.attempt, "metrics": state.history[-1] if state.history else {}}
+        storage = ray.train.get_context().get_storage()
+        path = storage.build_checkpoint_path_from_name(str(name))
+
+        done = threading.Event()
+        self._uploads.append(done)
+
+        def upload(local: Any, _: str) -> Any:
+            try:
+                if place.rank == 0:
+                    self._recorder.flush()
+                checkpoint.upload(
+                    folder.store, Path(local.path), name, place.rank, place.world_size, facts,
+                    config.checkpoint.upload_timeout_s, folder.check_owner,
+                )  # fmt: skip
+                if place.rank == 0:
+                    LOGGER.info("saved %s", name)
+                    prune(folder.store, name.attempt, config.checkpoint.keep, state.best_step)
+            finally:
+                done.set()
+            return ray.train.Checkpoint(path=path, filesystem=storage.storage_filesystem)
+
+        return upload

@@ -1,0 +1,134 @@
+"""Runs read back from storage: list, describe, export."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline import checkpoint
+from pipeline.config import RUN_NAME, Storage
+from pipeline.errors import UserError
+from pipeline.result import is_metric
+from pipeline.run import CONFIG, OWNER, RESULT
+from pipeline.storage import Store, open_store
+
+# What a checkpoint holds beside what from_pretrained loads.
+STATE_FILES = {"optimizer.safetensors", "optimizer.json", "scheduler.json", "state.json"}
+
+
+@contextmanager
+def opened(address: str | None) -> Iterator[Store]:
+    """The storage of an address; without one the embedded server's, started for the block."""
+    if address is None:
+        from pipeline.embedded import embedded_store
+
+        with embedded_store() as storage:
+            yield open_store(storage)
+    else:
+        yield open_store(Storage(path=address))
+
+
+@contextmanager
+def found(run: str, storage: str | None) -> Iterator[Store]:
+    """The folder of a run given by name, path or URI.
+
+    Raises:
+        UserError: there is none.
+    """
+    if storage is not None or (RUN_NAME.fullmatch(run) and not Path(run).is_dir()):
+        with opened(storage) as store:
+            if not store.exists(f"{run}/{CONFIG}"):
+                names = [row["run"] for row in summaries(store)]
+                raise UserError(f"RUN: no run {run!r} in {store.uri}; found {', '.join(names) or 'none'}")
+            yield store.child(run)
+        return
+    store = open_store(Storage(path=run))
+    if not store.exists(CONFIG):
+        raise UserError(f"RUN: {run} has no {CONFIG}; expected the folder of a run, <storage.path>/<run.name>")
+    yield store
+
+
+def _json(store: Store, name: str) -> dict[str, Any] | None:
+    try:
+        value: dict[str, Any] = json.loads(store.read(name))
+    except FileNotFoundError:
+        return None
+    return value
+
+
+def summaries(store: Store) -> list[dict[str, Any]]:
+    """One line for each run, newest first: `run, status, steps, epochs, best, attempts, started`."""
+    rows = []
+    for name in store.folders():
+        run = store.child(name)
+        owner = _json(run, OWNER)
+        if owner is None:
+            continue
+        row: dict[str, Any] = {"run": name, "status": "unfinished", "started": owner["started"]}
+        result = _json(run, RESULT)
+        attempts = len(run.list("attempts"))
+        if result:
+            best = next((entry for entry in result["history"] if _at(entry, result["best_checkpoint"])), None)
+            row |= {"status": result["status"], "steps": result["steps"], "epochs": round(result["epochs"], 2)}
+            if best:
+                row["best"] = " ".join(f"{key[5:]} {value:.4f}" for key, value in best.items() if is_metric(key))
+        row["attempts"] = attempts
+        rows.append(row)
+    return sorted(rows, key=lambda row: str(row["started"]), reverse=True)
+
+
+def _at(entry: dict[str, Any], name: str) -> bool:
+    parsed = checkpoint.Name.parse(name)
+    return parsed is not None and entry["step"] == parsed.step
+
+
+def describe(run: Store) -> dict[str, Any]:
+    """Result, checkpoints and logs of a run; `result` is None while it is unfinished."""
+    result = _json(run, RESULT)
+    return {
+        "uri": run.uri,
+        "status": result["status"] if result else "unfinished",
+        "result": result,
+        "checkpoints": [str(name) for name in checkpoint.complete(run)],
+        "attempts": [_json(run, entry.name) for entry in run.list("attempts")],
+        "logs": [entry.name for entry in run.list("logs")],
+    }
+
+
+def export(run: Store, folder: Path, which: Literal["best", "last"]) -> str:
+    """Write model, labels and tokenizer of a checkpoint into `folder`, complete or not at all; returns its name.
+
+    Raises:
+        UserError: the folder is not empty, or the run has no complete checkpoint.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"DIR: {folder} exists and is not an empty folder")
+    complete = checkpoint.complete(run)
+    if not complete:
+        raise UserError(f"RUN: {run.uri} has no complete checkpoint to export")
+    name = complete[-1]
+    if which == "best":
+        name = _best(run, complete)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
+        partial = Path(scratch) / "model"
+        partial.mkdir()
+        checkpoint.download(run, name, partial, lambda file: "/" not in file and file not in STATE_FILES)
+        if folder.exists():
+            folder.rmdir()
+        shutil.move(partial, folder)
+    return str(name)
+
+
+def _best(run: Store, complete: list[checkpoint.Name]) -> checkpoint.Name:
+    result = _json(run, RESULT)
+    if result:
+        named = checkpoint.Name.parse(result["best_checkpoint"])
+        if named in complete:
+            return named
+    state = json.loads(run.child(str(complete[-1])).read("state.json"))
+    best = [name for name in complete if name.step == state["best_step"]]
+    return best[-1] if best else complete[-1]

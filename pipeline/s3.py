@@ -1,0 +1,267 @@
+"""How S3 is reached: settings, one client per process, which errors pass by themselves, and what the others mean."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import boto3
+import botocore.exceptions as aws
+import tenacity
+from botocore.config import Config as ClientConfig
+from urllib3.exceptions import HTTPError
+
+from pipeline.config import Storage
+from pipeline.errors import StorageError, UserError
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+PASSING_CODES = {
+    "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "RequestLimitExceeded", "RequestTimeout",
+    "ConditionalRequestConflict", "OperationAborted", "BadDigest",
+}  # fmt: skip
+PASSING_ERRORS = (
+    aws.EndpointConnectionError,
+    aws.ConnectTimeoutError,
+    aws.ReadTimeoutError,
+    aws.ConnectionClosedError,
+    aws.ProxyConnectionError,
+    aws.ResponseStreamingError,
+    aws.IncompleteReadError,
+    aws.CredentialRetrievalError,  # the metadata service of an instance or pod has hiccups too
+    aws.MetadataRetrievalError,
+    HTTPError,
+    ConnectionError,
+    TimeoutError,
+)
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that is needed to reach a store, except credentials: those each process finds by the AWS chain.
+
+    Times are in seconds. `attempts` are those within the SDK; `retry_seconds` is our own limit above them.
+    """
+
+    region: str
+    endpoint_url: str | None = None
+    addressing: str = "auto"
+    ca_bundle: str | None = None
+    put_options: tuple[tuple[str, str], ...] = ()
+    connect_timeout: float = 5.0
+    read_timeout: float = 30.0
+    attempts: int = 3
+    retry_seconds: float = field(default=300.0, compare=False)
+
+    @property
+    def place(self) -> str:
+        """Endpoint and region, for messages."""
+        return f"endpoint {self.endpoint_url or 'AWS'}, region {self.region}"
+
+    def client(self) -> Any:
+        """The boto3 client of this process for these settings; clients are safe to share between threads."""
+        # A client must not cross a fork, and one made for other credentials must not be used again.
+        key = (os.getpid(), self, hash(tuple(os.environ.get(name) for name in CREDENTIAL_VARIABLES)))
+        with _lock:
+            if key not in _clients:
+                _clients[key] = self._new_client()
+            return _clients[key]
+
+    def _new_client(self) -> Any:
+        session = new_session()
+        custom = self.endpoint_url is not None
+        style = self.addressing if self.addressing != "auto" else ("path" if custom else "auto")
+        options: dict[str, Any] = {}
+        if custom:
+            # Since 2025 the SDK adds CRC checksums in trailers by default, which several compatible stores refuse.
+            options["request_checksum_calculation"] = "when_required"
+            options["response_checksum_validation"] = "when_required"
+            if urlsplit(self.endpoint_url or "").hostname in LOOPBACK:
+                options["proxies"] = {}  # a proxy cannot reach our own loopback, whatever NO_PROXY says
+        return session.client(
+            "s3",
+            endpoint_url=self.endpoint_url,
+            region_name=self.region,
+            verify=self.ca_bundle,  # None: AWS_CA_BUNDLE of this process, else the authorities that botocore brings
+            config=ClientConfig(
+                signature_version="s3v4",
+                s3={"addressing_style": style},
+                connect_timeout=self.connect_timeout,
+                read_timeout=self.read_timeout,
+                retries={"mode": "standard", "total_max_attempts": self.attempts},
+                max_pool_connections=32,
+                **options,
+            ),
+        )
+
+    def call(self, action: str, request: Callable[[], Result]) -> Result:
+        """Make a request that can be repeated, again and again while its error is of the passing kind.
+
+        `action` says in messages what was tried, e.g. `write s3://bucket/name`. Raises StorageError after
+        `retry_seconds`, and at once when the store refuses. 404, 412 and their like stay botocore's ClientError.
+        """
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(is_passing),
+            stop=tenacity.stop_before_delay(self.retry_seconds),
+            wait=tenacity.wait_exponential(multiplier=0.5, max=10) + tenacity.wait_random(0, 0.5),
+            before_sleep=lambda state: log.warning(
+                "storage: %s failed (%s); trying again, for %.0f s in all", action, _short(state), self.retry_seconds
+            ),
+            reraise=True,
+        )
+        try:
+            return retrying(request)
+        except (aws.ClientError, aws.BotoCoreError, *PASSING_ERRORS) as error:
+            if code_of(error) in EXPECTED_CODES:
+                raise
+            lasting = f", for {self.retry_seconds:.0f} s" if is_passing(error) and self.retry_seconds else ""
+            raise StorageError(f"storage: cannot {action} ({self.place}){lasting}: {explain(error)}") from error
+
+
+MISSING = {"NoSuchKey", "404", "NotFound"}
+# Answers that mean something to the caller.
+EXPECTED_CODES = MISSING | {"NoSuchUpload", "PreconditionFailed", "412", "InvalidRange", "416"}
+CREDENTIAL_VARIABLES = (
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_CONFIG_FILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE",
+)  # fmt: skip
+_clients: dict[tuple[int, Settings, int], Any] = {}
+_lock = threading.RLock()
+# A fork in the middle of another thread's `client()` would leave the lock taken for ever in the child.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
+def new_session() -> Any:
+    """A boto3 session on the environment of now. Raises UserError if AWS_PROFILE names no profile."""
+    try:
+        return boto3.session.Session()
+    except aws.ProfileNotFound as error:
+        raise UserError(f"storage: {error}; set AWS_PROFILE to a profile of ~/.aws/config, or unset it") from error
+
+
+def settings_of(storage: Storage, retry_seconds: float) -> Settings:
+    """Settings of an S3 storage (after `storage.resolve`), gathered from configuration, environment and profile.
+
+    Done once, in the driver, so that workers use the same endpoint and region as it. Raises UserError.
+    """
+    profile = _profile()
+    environment = os.environ.get
+    endpoint = storage.endpoint_url or environment("AWS_ENDPOINT_URL_S3") or environment("AWS_ENDPOINT_URL")
+    endpoint = endpoint or profile.get("endpoint_url")
+    if endpoint:
+        parts = urlsplit(endpoint)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UserError(
+                f"storage.endpoint_url: {endpoint!r} has no scheme; write http://{endpoint} or https://{endpoint}"
+                if "://" not in endpoint
+                else f"storage.endpoint_url: {endpoint!r} must be http://host:port or https://host:port"
+            )
+        if parts.username or parts.password:
+            raise UserError("storage.endpoint_url: holds credentials; they come from the environment or a profile")
+    region = storage.region or environment("AWS_REGION") or environment("AWS_DEFAULT_REGION") or profile.get("region")
+    for field_name, ca_bundle in (
+        ("storage.ca_bundle", storage.ca_bundle),
+        ("AWS_CA_BUNDLE", environment("AWS_CA_BUNDLE")),
+    ):
+        if ca_bundle and not Path(ca_bundle).is_file():
+            raise UserError(f"{field_name}: {ca_bundle!r} is no file; it must be a PEM file of certificates")
+    put_options: list[tuple[str, str]] = []
+    if storage.server_side_encryption:
+        put_options.append(("ServerSideEncryption", storage.server_side_encryption))
+    if storage.kms_key_id:
+        if storage.server_side_encryption != "aws:kms":
+            raise UserError("storage.kms_key_id: needs storage.server_side_encryption: aws:kms")
+        put_options.append(("SSEKMSKeyId", storage.kms_key_id))
+    return Settings(
+        region=region or "us-east-1",
+        endpoint_url=endpoint.rstrip("/") if endpoint else None,
+        addressing=storage.addressing,
+        ca_bundle=storage.ca_bundle,
+        put_options=tuple(put_options),
+        retry_seconds=retry_seconds,
+    )
+
+
+def _profile() -> dict[str, str]:
+    """What the profile in use (AWS_PROFILE, else default) says about endpoint and region."""
+    session = new_session()._session
+    scoped = session.get_scoped_config()
+    found = {key: scoped[key] for key in ("endpoint_url", "region") if isinstance(scoped.get(key), str)}
+    services = session.full_config.get("services", {}).get(scoped.get("services"), {})
+    endpoint = services.get("s3", {}).get("endpoint_url") if isinstance(services.get("s3"), dict) else None
+    if endpoint:
+        found["endpoint_url"] = endpoint
+    return found
+
+
+def code_of(error: BaseException) -> str:
+    """The S3 error code of a ClientError, e.g. `NoSuchBucket`; empty for other errors."""
+    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, aws.ClientError) else ""
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same request may succeed later: no connection, time-outs, 5xx, throttling."""
+    if isinstance(error, aws.ClientError):
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return (status >= 500 and status != 501) or code_of(error) in PASSING_CODES
+    if isinstance(error, aws.SSLError):  # a kind of ConnectionError for botocore, but it does not pass
+        return "CERTIFICATE_VERIFY_FAILED" not in str(error) and "WRONG_VERSION_NUMBER" not in str(error)
+    return isinstance(error, PASSING_ERRORS)
+
+
+def _short(state: tenacity.RetryCallState) -> str:
+    error = state.outcome.exception() if state.outcome else None
+    return explain(error) if error else "unknown"
+
+
+MEANING = {
+    "NoSuchBucket": "the bucket does not exist; create it, or correct storage.path",
+    "InvalidAccessKeyId": "the store does not know this access key id; check AWS_ACCESS_KEY_ID or the profile",
+    "SignatureDoesNotMatch": "the secret access key does not belong to this access key id; "
+    "check AWS_SECRET_ACCESS_KEY or the profile",
+    "RequestTimeTooSkewed": "this machine's clock and the store's differ by more than 15 minutes; set the clock (NTP)",
+    "ExpiredToken": "the session token has expired; get new credentials",
+    "ExpiredTokenException": "the session token has expired; get new credentials",
+    "TokenRefreshRequired": "the session token has expired; get new credentials",
+    "InvalidToken": "the session token is not valid; unset AWS_SESSION_TOKEN or get new credentials",
+    "NotImplemented": "the store does not support this request",
+    "KMS.NotFoundException": "the KMS key does not exist; correct storage.kms_key_id",
+}
+
+
+def explain(error: BaseException) -> str:
+    """One clause that says what an error means and, where known, what would be right. Never holds a secret."""
+    if isinstance(error, aws.ClientError):
+        code = code_of(error)
+        said = error.response.get("Error", {})
+        if code in ("PermanentRedirect", "AuthorizationHeaderMalformed", "301", "IllegalLocationConstraintException"):
+            right = said.get("Region") or error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get(
+                "x-amz-bucket-region", "another one"
+            )
+            return f"wrong region; the bucket is in {right}: set storage.region ({code})"
+        if code in ("AccessDenied", "403", "Forbidden", "AllAccessDisabled"):
+            return f"forbidden; the identity lacks the permission ({code})"
+        return f"{MEANING.get(code, said.get('Message') or 'refused')} ({code})"
+    text = f"{error} {getattr(error, 'kwargs', {}).get('error', '')}"
+    if isinstance(error, (aws.NoCredentialsError, aws.PartialCredentialsError)):
+        return (
+            "no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "
+            "or give the pod a workload identity"
+        )
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return "the server's certificate is not signed by a known authority; set storage.ca_bundle"
+    if "WRONG_VERSION_NUMBER" in text:
+        return "the server does not speak TLS; write http:// in storage.endpoint_url"
+    if any(sign in text for sign in ("NameResolutionError", "Name or service not known", "name resolution")):
+        return "endpoint unreachable: its host name is not known (DNS)"
+    if "Connection refused" in text:
+        return "endpoint unreachable: connection refused"
+    if isinstance(error, (aws.ConnectTimeoutError, aws.ReadTimeoutError)):
+        return "endpoint unreachable: no answer in time"
+    return str(error) or type(error).__name__

@@ -1,0 +1,34 @@
+"""The learning rate as a function of the optimizer step, whatever the worker count and the accumulation."""
+
+import math
+from typing import Literal
+
+import torch
+
+Kind = Literal["linear", "cosine", "constant"]
+
+
+def factor(step: int, total: int, warmup: int, kind: Kind) -> float:
+    """Share of the peak rate that step `step` (0-based) of `total` uses.
+
+    Above 0 for every step below `total`, warm-up included: a first step with rate 0 would train nothing. At `total`,
+    after the last step, linear and cosine are 0.
+    """
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    if kind == "constant":
+        return 1.0
+    left = max(0.0, (total - step) / (total - warmup))
+    return left if kind == "linear" else 0.5 * (1.0 - math.cos(math.pi * left))
+
+
+def build(
+    optimizer: torch.optim.Optimizer, total: int, warmup_ratio: float, kind: Kind, done: int = 0
+) -> torch.optim.lr_scheduler.LambdaLR:
+    """A scheduler that is stepped once for each optimizer step, after `done` steps.
+
+    Warm-up is `warmup_ratio` of all steps, rounded down. With `done` above 0 the optimizer's groups hold `initial_lr`,
+    as a checkpoint restores it.
+    """
+    warmup = int(total * warmup_ratio)
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step, total, warmup, kind), done - 1)

@@ -1,0 +1,176 @@
+"""What runs on every worker: rebuild the typed configuration, wire the parts, resume, call the loop."""
+
+import logging
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray.train
+import torch
+
+from pipeline import assembly, checkpoint, loop, strategy
+from pipeline.config import Config
+from pipeline.data.inspect import Facts
+from pipeline.errors import PipelineError, RunError
+from pipeline.reporter import ActorBoard, Place, Reporter
+from pipeline.run import RunFolder
+from pipeline.tracking import Flusher, LogFile, Recorder
+
+LOGGER = logging.getLogger("pipeline")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the driver hands to each worker. `indices` is a reference to Ray Data's, None for the torch engine."""
+
+    config: Config
+    facts: Facts
+    owner: str
+    threads: int
+    indices: Any
+    board: Any
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the `train_loop_config` that Ray Train takes."""
+        return {
+            "config": self.config.model_dump(mode="json"),
+            "facts": self.facts.to_json(),
+            "owner": self.owner,
+            "threads": self.threads,
+            "indices": self.indices,
+            "board": self.board,
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Job":
+        """Back from `train_loop_config`."""
+        config, facts = Config.model_validate(values["config"]), Facts.from_json(values["facts"])
+        return cls(config, facts, values["owner"], values["threads"], values["indices"], values["board"])
+
+
+def train_loop_per_worker(values: dict[str, Any]) -> dict[str, Any]:
+    """Train; rank 0 returns what `result.json` is made of, or `problems` that no retry would solve."""
+    job, place = Job.from_dict(values), Place.found()
+    torch.set_num_threads(job.threads)
+    accelerator = strategy.accelerator(job.config, place.device)
+    strategy.prove(accelerator, place.rank, place.local_rank, place.world_size, place.device)
+    folder = RunFolder.of(job.config, job.owner)
+    attempt, name, problems = _agree(accelerator, lambda: _claim(folder, place))
+    if problems:
+        return {"problems": problems}
+    scratch = Path(tempfile.mkdtemp(prefix="pipeline-"))
+    log = LogFile(folder.store, f"attempt-{attempt:03d}-rank-{place.rank:03d}", scratch / "logs")
+    log.open()
+    try:
+        LOGGER.info("attempt %d: %s; Ray and Accelerate agree", attempt, place.describe())
+        recorder = Recorder(folder.store, attempt)
+        flushes: list[Callable[[], None]] = [log.flush] if place.rank else [recorder.flush, log.flush]
+        with Flusher(*flushes):
+            return _train(job, place, accelerator, folder, attempt, name, recorder, scratch)
+    except RunError as error:
+        LOGGER.error("%s", error)
+        return {"problems": error.problems}
+    except BaseException:
+        LOGGER.exception("attempt %d ends", attempt)
+        raise
+    finally:
+        log.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _claim(folder: RunFolder, place: Place) -> tuple[int, str | None, list[str]]:
+    found = checkpoint.complete(folder.store)
+    return folder.claim_attempt(place.world_size), str(found[-1]) if found else None, []
+
+
+def _agree(
+    accelerator: Any, decide: Callable[[], tuple[int, str | None, list[str]]]
+) -> tuple[int, str | None, list[str]]:
+    """Rank 0 decides and all follow; ranks that looked for themselves could see different states of the store."""
+    from accelerate.utils import broadcast_object_list
+
+    decision: list[Any] = [None]
+    if accelerator.is_main_process:
+        try:
+            decision[0] = decide()
+        except PipelineError as error:
+            decision[0] = (0, None, error.problems)
+    broadcast_object_list(decision, from_process=0)
+    attempt, name, problems = decision[0]
+    return attempt, name, problems
+
+
+def _train(
+    job: Job,
+    place: Place,
+    accelerator: Any,
+    folder: RunFolder,
+    attempt: int,
+    name: str | None,
+    recorder: Recorder,
+    scratch: Path,
+) -> dict[str, Any]:
+    from accelerate.utils import gather_object
+
+    config = job.config
+    board = ActorBoard(job.board)
+    trainee = assembly.trainee(config, job.facts, accelerator)
+    state = loop.State()
+    if name is not None:
+        state = _resume(folder, name, trainee, place, accelerator, scratch)
+        LOGGER.info("resumed from %s at step %d", name, state.step)
+        if place.rank == 0:
+            board.post(event=f"attempt {attempt} resumes from {name} at step {state.step}")
+    indices = None if job.indices is None else ray.get(job.indices)
+    batches = assembly.batches(config, job.facts, accelerator, trainee.tokenizer, indices)
+    run = Reporter(config, place, folder, attempt, recorder, scratch, board)
+    parts = assembly.parts(config, job.facts, accelerator, trainee, batches, state, run)
+    run.prepared(parts, trainee.tokenizer)
+    clock, resumed = loop.Clock(), state.step
+    state = loop.fit(parts, state, clock)
+    run.settle()
+    # All ranks enter these, whatever rank 0 does with them.
+    workers = gather_object([place.describe()])
+    print_ = assembly.agreed_fingerprint(run.model)
+    if place.rank == 0:
+        recorder.flush()
+    return {
+        "state": state.to_json(),
+        "attempt": attempt,
+        "resumed_from_step": resumed,
+        "steps": parts.steps,
+        "steps_per_epoch": batches.plan.steps_per_epoch,
+        "truncated_rows": batches.truncated,
+        "data_wait_share": clock.waiting / clock.stepping if clock.stepping else 0.0,
+        "train_seconds": clock.stepping,
+        "final_learning_rate": parts.scheduler.get_last_lr()[0],
+        "parameters_sha256": print_,
+        "workers": workers,
+    }
+
+
+def _resume(
+    folder: RunFolder,
+    name: str,
+    trainee: assembly.Trainee,
+    place: Place,
+    accelerator: Any,
+    scratch: Path,
+) -> loop.State:
+    """Each node fetches the checkpoint once; its workers read the same folder."""
+    from accelerate.utils import gather_object
+
+    mine = scratch / name
+    if place.local_rank == 0:
+        checkpoint.download(folder.store, name, mine)
+    host = socket.gethostname()
+    folders = dict(gather_object([(host, str(mine))] if place.local_rank == 0 else []))
+    values = checkpoint.load(Path(folders[host]), trainee.model, trainee.optimizer, place.rank, place.world_size)
+    accelerator.wait_for_everyone()
+    if place.local_rank == 0:
+        shutil.rmtree(mine)
+    return loop.State(**values)

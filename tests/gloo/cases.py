@@ -1,0 +1,146 @@
+"""What the processes of a world run."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline import assembly, checkpoint, loop, strategy
+from pipeline.config import Config
+from pipeline.data.inspect import Facts
+
+
+class Collected:
+    """Keeps the loop's lines, and saves its checkpoints into a folder that all ranks share."""
+
+    def __init__(self, folder: str | None) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self.folder = folder
+
+    def log(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+
+    def evaluating(self, done: int, total: int) -> None:
+        pass
+
+    def report(self, state: loop.State, save: bool) -> None:
+        if save and self.folder:
+            target = Path(self.folder) / f"step-{state.step}"
+            rank = self.parts.accelerator.process_index
+            model = self.parts.accelerator.unwrap_model(self.parts.model)
+            parts = self.parts
+            checkpoint.save(target, model, parts.optimizer, parts.scheduler, self.tokenizer, state.to_json(), rank)
+
+    parts: loop.Parts
+    tokenizer: Any
+
+
+def train(config: dict[str, Any], facts: dict[str, Any], folder: str | None = None, resume: str | None = None) -> Any:
+    """Train as a worker does; what came of it on this rank."""
+    job, found = Config.model_validate(config), Facts.from_json(facts)
+    accelerator = strategy.accelerator(job, torch.device("cpu"))
+    trainee = assembly.trainee(job, found, accelerator)
+    state = loop.State()
+    if resume:
+        rank, size = accelerator.process_index, accelerator.num_processes
+        state = loop.State(**checkpoint.load(Path(resume), trainee.model, trainee.optimizer, rank, size))
+    batches = assembly.batches(job, found, accelerator, trainee.tokenizer, None)
+    used = _recorded(batches)
+    run = Collected(folder)
+    parts = assembly.parts(job, found, accelerator, trainee, batches, state, run)
+    run.parts, run.tokenizer = parts, trainee.tokenizer
+    first = state.step
+    state = loop.fit(parts, state, loop.Clock())
+    model = accelerator.unwrap_model(parts.model)
+    exported = tempfile.mkdtemp()
+    if accelerator.is_main_process:
+        model.save_pretrained(exported)
+        trainee.tokenizer.save_pretrained(exported)
+    return {
+        "steps": [line for line in run.lines if "learning_rate" in line],
+        "history": state.history,
+        "final_rate": parts.scheduler.get_last_lr()[0],
+        "print": assembly.agreed_fingerprint(model),
+        "rows": used,
+        "first": first,
+        "processes": accelerator.num_processes,
+        "plan": [parts.batches.plan.step_rows(step) for step in range(parts.steps)],
+        "per_epoch": parts.batches.plan.steps_per_epoch,
+        "exported": exported,
+        "stopped_early": state.stopped_early,
+    }
+
+
+def _recorded(batches: Any) -> list[int]:
+    """Row numbers of all training batches, in the order in which they are taken."""
+    used: list[int] = []
+    original = batches.train
+
+    def train(step: int) -> Any:
+        for batch in original(step):
+            used.extend(row for row in batch["row"].tolist() if row >= 0)
+            yield batch
+
+    batches.train = train
+    return used
+
+
+def losses_of_a_plain_loop(config: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """The same training written down plainly: one process, whole batches, no Accelerate, nothing of ours in the step."""
+    from accelerate.utils import set_seed
+
+    from pipeline.data.batch import Collate
+    from pipeline.data.torch_engine import Rows, tokenised
+    from pipeline.model import load_model
+
+    job, found = Config.model_validate(config), Facts.from_json(facts)
+    accelerator = strategy.accelerator(job, torch.device("cpu"))
+    batches: Any = assembly.batches(job, found, accelerator, assembly.trainee(job, found, accelerator).tokenizer, None)
+    set_seed(job.run.seed)
+    model = load_model(job.model, job.storage, found.labels)
+    rows = Rows(tokenised(job, found, "train"), batches.plan)
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    plain = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": decayed, "weight_decay": job.training.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=job.training.learning_rate)
+    total = job.training.epochs * batches.plan.steps_per_epoch
+    losses = []
+    model.train()
+    for step in range(total):
+        warmup = int(total * job.training.warmup_ratio)
+        share = (step + 1) / (warmup + 1) if step < warmup else (total - step) / (total - warmup)
+        for group in optimizer.param_groups:
+            group["lr"] = job.training.learning_rate * share
+        batch = Collate(0)(rows.__getitems__(batches.plan.step_rows(step).tolist()))
+        loss = torch.nn.functional.cross_entropy(
+            model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits, batch["labels"]
+        )
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), job.training.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return {"losses": np.asarray(losses)}
+
+
+def places() -> Any:
+    """What Accelerate sees of this process."""
+    job = Config()
+    accelerator = strategy.accelerator(job, torch.device("cpu"))
+    strategy.prove(accelerator, accelerator.process_index, accelerator.local_process_index, accelerator.num_processes,
+                   torch.device("cpu"))  # fmt: skip
+    return accelerator.process_index, accelerator.local_process_index, accelerator.num_processes
+
+
+def prove_wrong_world(size: int) -> str:
+    """The words of the refusal when Ray has started another number of workers than Accelerate sees."""
+    from pipeline.errors import RunError
+
+    accelerator = strategy.accelerator(Config(), torch.device("cpu"))
+    try:
+        strategy.prove(accelerator, accelerator.process_index, accelerator.local_process_index, size, torch.device("cpu"))
+    except RunError as error:
+        return str(error)
+    return "agreed"

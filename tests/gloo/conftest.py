@@ -1,0 +1,68 @@
+"""Worlds of 1, 2 and 3 processes, and small real data for them."""
+
+import csv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import Config
+from pipeline.data.inspect import Facts, inspect
+from tests.gloo.world import World
+
+DATA = Path(__file__).parents[2] / "data" / "banking77"
+# A BERT of the real vocabulary, small enough for hundreds of steps in seconds.
+TINY = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+    "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0,
+}  # fmt: skip
+LABELS = ("card_arrival", "exchange_rate", "lost_or_stolen_card", "top_up_limits", "pin_blocked", "transfer_timing")
+
+
+@pytest.fixture(scope="session")
+def world() -> Iterator[Callable[[int], World]]:
+    worlds: dict[int, World] = {}
+
+    def of(size: int) -> World:
+        if size not in worlds:
+            worlds[size] = World(size)
+        return worlds[size]
+
+    yield of
+    for started in worlds.values():
+        started.close()
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with (DATA / name).open(newline="", encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if row["category"] in LABELS]
+
+
+@pytest.fixture(scope="session")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Config, Facts]]:
+    """A configuration on the first rows of six classes of Banking77, and the facts of its data."""
+    folder = tmp_path_factory.mktemp("rows")
+
+    def make(rows: int = 211, eval_rows: int = 101, **sections: dict[str, object]) -> tuple[Config, Facts]:
+        paths = {}
+        for split, source, count in (("train", "train.csv", rows), ("validation", "test.csv", eval_rows)):
+            found = _rows(source)
+            # Every n-th row, so that all classes are there.
+            chosen = [found[number * len(found) // count] for number in range(count)]
+            paths[split] = folder / f"{split}-{count}.csv"
+            with paths[split].open("w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, ["text", "category"])
+                writer.writeheader()
+                writer.writerows(chosen)
+        values = {
+            "model": {"config": TINY, "from_scratch": True},
+            "data": {"engine": "torch", "train": str(paths["train"]), "validation": str(paths["validation"])},
+            "training": {"epochs": 2, "learning_rate": 1e-3, "batch_size_per_worker": 8},
+            "storage": {"path": str(folder)},
+            "scaling": {"workers": 1},
+        }
+        merged = {name: {**values.get(name, {}), **sections.get(name, {})} for name in {*values, *sections}}
+        config = Config.model_validate(merged)
+        return config, inspect(config)
+
+    return make

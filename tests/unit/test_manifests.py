@@ -1,0 +1,142 @@
+"""The manifests are what their folders make, agree with the code, and keep the rules of docs/manifests.md."""
+
+import importlib.metadata
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline import settings
+from pipeline.errors import UserError
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+JOBS = ("kind", "gpu", "eks", "gke", "aks")
+DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+
+
+@cache
+def objects(overlay: str) -> dict[str, dict[str, Any]]:
+    """The objects of an overlay, by kind and name."""
+    call = ["kubectl", "kustomize", str(MANIFESTS / "overlays" / overlay)]
+    done = subprocess.run(call, capture_output=True, text=True, check=True)
+    return {f"{item['kind']}/{item['metadata']['name']}": item for item in yaml.safe_load_all(done.stdout)}
+
+
+def one(overlay: str, kind: str) -> dict[str, Any]:
+    """The only object of a kind."""
+    (found,) = [item for name, item in objects(overlay).items() if name.startswith(f"{kind}/")]
+    return found
+
+
+def pod_specs(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Pod specs of head, workers and submitter."""
+    spec = job["spec"]
+    cluster = spec.get("rayClusterSpec", spec)
+    found = {"head": cluster["headGroupSpec"]["template"]["spec"]}
+    found |= {group["groupName"]: group["template"]["spec"] for group in cluster["workerGroupSpecs"]}
+    if "submitterPodTemplate" in spec:
+        found["submitter"] = spec["submitterPodTemplate"]["spec"]
+    return found
+
+
+def test_rendered_files_are_what_the_folders_make() -> None:
+    call = [sys.executable, str(MANIFESTS / "render.py"), "--check"]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_raycluster_is_the_cluster_of_the_rayjob() -> None:
+    assert one("gpu-cluster", "RayCluster")["spec"] == one("gpu", "RayJob")["spec"]["rayClusterSpec"]
+
+
+@pytest.mark.parametrize("overlay", JOBS)
+def test_rayjob_ends_and_retries_by_rule(overlay: str) -> None:
+    job = one(overlay, "RayJob")
+    spec = job["spec"]
+    assert spec["backoffLimit"] >= 2
+    assert spec["activeDeadlineSeconds"] > spec["preRunningDeadlineSeconds"] > 0
+    assert spec["shutdownAfterJobFinishes"]
+    assert spec["ttlSecondsAfterFinished"] > 0
+    assert "deletionStrategy" not in spec
+    assert "runtimeEnvYAML" not in spec
+    assert spec["submissionMode"] == "K8sJobMode"
+    assert spec["submitterConfig"]["backoffLimit"] >= 2
+    assert len(job["metadata"]["name"]) <= 47
+
+
+@pytest.mark.parametrize("overlay", [*JOBS, "gpu-cluster"])
+def test_one_pinned_image_with_the_ray_that_kuberay_is_told(overlay: str) -> None:
+    job = one(overlay, "RayCluster" if overlay == "gpu-cluster" else "RayJob")
+    images = {container["image"] for spec in pod_specs(job).values() for container in spec["containers"]}
+    assert len(images) == 1
+    assert not images.pop().endswith((":latest", "pipeline"))
+    cluster = job["spec"].get("rayClusterSpec", job["spec"])
+    assert cluster["rayVersion"] == importlib.metadata.version("ray")
+    assert cluster["authOptions"] == {"mode": "token"}
+
+
+@pytest.mark.parametrize("overlay", [*JOBS, "gpu-cluster"])
+def test_pods_meet_the_restricted_standard_and_have_time_to_save(overlay: str) -> None:
+    job = one(overlay, "RayCluster" if overlay == "gpu-cluster" else "RayJob")
+    for name, spec in pod_specs(job).items():
+        assert spec["securityContext"]["runAsNonRoot"], name
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert not spec["automountServiceAccountToken"], name
+        assert not spec["enableServiceLinks"], name
+        for container in spec["containers"]:
+            security = container["securityContext"]
+            assert security["capabilities"] == {"drop": ["ALL"]}, name
+            assert (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"]) == (False, True), name
+            resources = container["resources"]
+            assert resources["requests"]["memory"] == resources["limits"]["memory"], name
+            drain = {item["name"]: item["value"] for item in container.get("env", [])}.get(DRAIN)
+            assert name == "submitter" or spec["terminationGracePeriodSeconds"] >= int(drain) + 15, name  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("overlay", JOBS)
+def test_cluster_holds_the_workers_of_its_configuration(overlay: str) -> None:
+    cluster = one(overlay, "RayJob")["spec"]["rayClusterSpec"]
+    config = yaml.safe_load(one(overlay, "ConfigMap")["data"]["config.yaml"])
+    (group,) = cluster["workerGroupSpecs"]
+    assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    head = cluster["headGroupSpec"]["rayStartParams"]
+    assert (head["num-cpus"], head["num-gpus"]) == ("0", "0")
+    assert group["replicas"] * int(group["rayStartParams"]["num-cpus"]) >= config["scaling"]["workers"] + 1
+    if overlay != "kind":
+        container = group["template"]["spec"]["containers"][0]
+        assert str(container["resources"]["limits"]["nvidia.com/gpu"]) == group["rayStartParams"]["num-gpus"]
+        assert group["replicas"] * int(group["rayStartParams"]["num-gpus"]) >= config["scaling"]["workers"]
+        assert config["scaling"]["use_gpu"] is True
+        assert group["template"]["spec"]["nodeSelector"]
+        assert group["template"]["spec"]["tolerations"]
+        assert "affinity" in cluster["headGroupSpec"]["template"]["spec"]
+
+
+def test_configuration_of_the_trial_is_valid() -> None:
+    config = settings.loads(one("kind", "ConfigMap")["data"]["config.yaml"], "kind")
+    assert config.storage.path == "s3://pipeline/runs"
+
+
+def test_only_the_bucket_has_to_be_changed_in_the_shipped_configuration() -> None:
+    text = one("gpu", "ConfigMap")["data"]["config.yaml"]
+    with pytest.raises(UserError) as refused:
+        settings.loads(text, "config.yaml")
+    assert len(refused.value.problems) == 1
+    assert "storage.path" in refused.value.problems[0]
+    assert "REPLACE_ME" in refused.value.problems[0]
+    settings.loads(text.replace("REPLACE_ME", "my-bucket"), "config.yaml")
+
+
+def test_credentials_come_from_a_secret_or_from_the_pods_identity() -> None:
+    for overlay in JOBS:
+        specs = pod_specs(one(overlay, "RayJob"))
+        sources = [container.get("envFrom") for name in ("head", "workers") for container in specs[name]["containers"]]
+        if overlay == "eks":
+            assert sources == [None, None]
+            assert "eks.amazonaws.com/role-arn" in one("eks", "ServiceAccount")["metadata"]["annotations"]
+        else:
+            assert sources == [[{"secretRef": {"name": "pipeline-storage"}}]] * 2, overlay

@@ -1,0 +1,305 @@
+"""Metrics equal what is worked out by hand, or what scikit-learn and scipy say of the same rows."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn import metrics
+
+from pipeline.config import Metrics, Task
+from pipeline.errors import RunError, UserError
+from pipeline.metrics import Scorer, best_of, check_names, default_names, names_of
+
+ROOT = Path(__file__).resolve().parents[2]
+CLASSIFICATION = ["accuracy", "f1", "precision", "recall", "matthews_correlation"]
+
+
+def logits(*classes: int, num_labels: int = 3) -> Any:
+    return np.eye(num_labels, dtype=np.float32)[list(classes)]
+
+
+# Names
+
+
+@pytest.mark.parametrize("task", ["text-classification", "regression", "multi-label"])
+def test_default_metrics_fit_their_task(task: Task) -> None:
+    assert check_names(Metrics(), task) == []
+    assert names_of(Metrics(), task) == default_names(task)
+
+
+@pytest.mark.parametrize(
+    ("fields", "task", "expected"),
+    [
+        ({}, "text-classification", ("accuracy", "max")),
+        ({}, "regression", ("mse", "min")),
+        ({}, "multi-label", ("f1", "max")),
+        ({"names": ["mae", "pearson"]}, "regression", ("mae", "min")),
+        ({"names": ["mae", "pearson"], "best": "pearson"}, "regression", ("pearson", "max")),
+        ({"names": ["glue/mrpc"]}, "text-classification", ("accuracy", "max")),
+        ({"names": ["glue/mrpc"], "best": "f1"}, "text-classification", ("f1", "max")),
+        ({"names": ["glue/stsb"], "best": "spearmanr"}, "regression", ("spearmanr", "max")),
+        ({"names": ["accuracy"], "best": "loss"}, "text-classification", ("loss", "min")),
+        ({"names": ["accuracy"], "best": "eval_loss"}, "text-classification", ("loss", "min")),
+        ({"names": ["accuracy"], "best": "eval_accuracy", "mode": "min"}, "text-classification", ("accuracy", "min")),
+        ({"names": []}, "text-classification", ("loss", "min")),
+    ],
+)
+def test_best_metric_and_its_direction(fields: dict[str, Any], task: Task, expected: tuple[str, str]) -> None:
+    assert best_of(Metrics(**fields), task) == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "task", "words"),
+    [
+        ({"names": ["acuracy"]}, "text-classification", "no known metric and no module file; did you mean 'accuracy'?"),
+        ({"names": ["glue/mprc"]}, "text-classification", "did you mean 'glue/mrpc'?"),
+        ({"names": ["pearson"]}, "text-classification", "is for regression, not for text-classification; allowed: acc"),
+        ({"names": ["accuracy"]}, "regression", "not for regression; allowed: pearson, spearman, mse, mae"),
+        ({"names": ["glue/stsb"]}, "text-classification", "'glue/stsb' is for regression"),
+        ({"names": ["matthews_correlation"]}, "multi-label", "not for multi-label"),
+        ({"names": ["nowhere/metric.py"]}, "text-classification", "no module file"),
+        ({"names": ["accuracy"], "best": "f1"}, "text-classification", "'f1' is not measured; allowed: loss, accuracy"),
+        ({"names": ["accuracy"], "best": "acc"}, "text-classification", "did you mean 'accuracy'? allowed"),
+    ],
+)  # fmt: skip
+def test_wrong_names_are_refused_with_what_would_be_right(fields: dict[str, Any], task: Task, words: str) -> None:
+    (problem,) = check_names(Metrics(**fields), task)
+    assert words in problem
+    with pytest.raises(UserError):
+        best_of(Metrics(**fields), task)
+
+
+# Classification
+
+
+def test_binary_scores_are_those_of_class_1() -> None:
+    scores = Scorer(CLASSIFICATION, "text-classification", 2).compute(
+        logits(1, 1, 1, 0, 0, 0, 1, 0, num_labels=2), np.array([1, 1, 0, 0, 1, 0, 1, 0])
+    )
+    # 3 true positives, 1 false positive, 1 false negative, 3 true negatives
+    assert scores == pytest.approx(
+        {"accuracy": 0.75, "f1": 0.75, "precision": 0.75, "recall": 0.75, "matthews_correlation": 0.5}
+    )
+    assert all(type(value) is float for value in scores.values())
+
+
+def test_scores_of_many_classes_equal_scikit_learn_over_all_rows() -> None:
+    random = np.random.default_rng(0)
+    wanted, found = random.integers(0, 77, 3080), random.normal(size=(3080, 77)).astype(np.float32)
+    found[np.arange(3080), wanted] += 2
+    chosen = found.argmax(-1)
+    scores = Scorer(CLASSIFICATION, "text-classification", 77).compute(found, wanted)
+    assert scores == {
+        "accuracy": metrics.accuracy_score(wanted, chosen),
+        "f1": metrics.f1_score(wanted, chosen, average="macro"),
+        "precision": metrics.precision_score(wanted, chosen, average="macro"),
+        "recall": metrics.recall_score(wanted, chosen, average="macro"),
+        "matthews_correlation": metrics.matthews_corrcoef(wanted, chosen),
+    }
+    assert Scorer(CLASSIFICATION, "text-classification", 77).compute(chosen, wanted) == scores
+
+
+def test_f1_of_a_class_that_never_occurs_is_zero_without_a_warning() -> None:
+    scorer = Scorer(CLASSIFICATION, "text-classification", 3)
+    assert scorer.compute(logits(0, 1, 0, 1), np.array([0, 1, 0, 1])) == pytest.approx(
+        {"accuracy": 1, "f1": 2 / 3, "precision": 2 / 3, "recall": 2 / 3, "matthews_correlation": 1}
+    )
+    binary = Scorer(CLASSIFICATION, "text-classification", 2)
+    assert binary.compute(np.array([0, 0]), np.array([0, 0])) == {
+        "accuracy": 1, "f1": 0, "precision": 0, "recall": 0, "matthews_correlation": 0
+    }  # fmt: skip
+
+
+def test_one_row_counts() -> None:
+    assert Scorer(["accuracy", "f1"], "text-classification", 2).compute(np.array([1]), np.array([1])) == {
+        "accuracy": 1.0,
+        "f1": 1.0,
+    }
+
+
+def test_a_scorer_starts_afresh_each_time() -> None:
+    scorer = Scorer(["accuracy"], "text-classification", 2)
+    assert scorer.compute(np.array([0, 0]), np.array([0, 1])) == {"accuracy": 0.5}
+    assert scorer.compute(np.array([0, 0, 1]), np.array([0, 0, 1])) == {"accuracy": 1.0}
+
+
+def test_nan_logits_do_not_score_as_class_0() -> None:
+    scores = Scorer(["accuracy", "f1"], "text-classification", 2).compute(
+        np.array([[np.nan, np.nan], [0, 1]], np.float32), np.array([0, 1])
+    )
+    assert list(scores) == ["accuracy", "f1"]
+    assert all(math.isnan(value) for value in scores.values())
+
+
+def test_rows_must_match() -> None:
+    scorer = Scorer(["accuracy"], "text-classification", 2)
+    with pytest.raises(ValueError, match="2 predictions for 3 rows"):
+        scorer.compute(np.array([0, 1]), np.array([0, 1, 1]))
+    with pytest.raises(ValueError, match="0 predictions for 0 rows"):
+        scorer.compute(np.array([]), np.array([]))
+
+
+# Regression
+
+
+def test_regression_scores_equal_scipy_in_double_precision() -> None:
+    random = np.random.default_rng(1)
+    wanted = random.normal(size=500).astype(np.float32)
+    found = (wanted + random.normal(size=500)).astype(np.float32)
+    scores = Scorer(["mse", "mae", "pearson", "spearman"], "regression", 1).compute(found[:, None], wanted)
+    x, y = found.astype(np.float64), wanted.astype(np.float64)
+    assert scores == pytest.approx(
+        {
+            "mse": ((x - y) ** 2).mean(),
+            "mae": np.abs(x - y).mean(),
+            "pearson": stats.pearsonr(x, y).statistic,
+            "spearman": stats.spearmanr(x, y).statistic,
+        },
+        rel=1e-12,
+    )
+
+
+@pytest.mark.parametrize(("found", "wanted"), [([1, 1, 1], [1, 2, 3]), ([1, 2, 3], [2, 2, 2]), ([1], [1])])
+def test_correlation_with_a_constant_is_zero_without_a_warning(found: list[float], wanted: list[float]) -> None:
+    scores = Scorer(["pearson", "spearman"], "regression", 1).compute(np.array(found, np.float32), np.array(wanted))
+    assert scores == {"pearson": 0.0, "spearman": 0.0}
+
+
+def test_nan_predictions_give_nan() -> None:
+    scores = Scorer(["mse", "pearson"], "regression", 1).compute(
+        np.array([np.nan, 1], np.float32), np.array([1.0, 2.0])
+    )
+    assert all(math.isnan(value) for value in scores.values())
+
+
+# Multi-label
+
+
+def test_multi_label_accuracy_is_of_whole_rows_and_f1_the_mean_over_labels() -> None:
+    found = np.array([[3, -1, -2], [0.1, 0.2, -1], [-1, -1, -1], [0, 2, -1]], np.float32)
+    wanted = np.array([[1, 0, 0], [1, 0, 0], [0, 0, 0], [0, 1, 0]], np.float32)
+    scores = Scorer(["accuracy", "f1", "precision", "recall"], "multi-label", 3).compute(found, wanted)
+    # per label: f1 1 and 2/3 and, for the one that never occurs, 0; precision 1, 1/2, 0; recall 1, 1, 0
+    assert scores == pytest.approx({"accuracy": 0.75, "f1": 5 / 9, "precision": 0.5, "recall": 2 / 3})
+    assert Scorer(["f1"], "multi-label", 3).compute(found > 0, wanted) == pytest.approx({"f1": 5 / 9})
+
+
+def test_one_label_is_scored_as_on_or_off() -> None:
+    scores = Scorer(["accuracy", "f1"], "multi-label", 1).compute(
+        np.array([[1], [1], [-1]], np.float32), np.array([[1], [0], [0]])
+    )
+    assert scores == pytest.approx({"accuracy": 2 / 3, "f1": 2 / 3})
+
+
+# GLUE
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("glue/mrpc", ["accuracy", "f1"]),
+        ("glue/qqp", ["accuracy", "f1"]),
+        ("glue/cola", ["matthews_correlation"]),
+        *((f"glue/{task}", ["accuracy"]) for task in ("sst2", "qnli", "rte", "wnli", "mnli", "mnli_matched", "hans")),
+    ],
+)
+def test_glue_tasks_give_what_glue_reports(name: str, keys: list[str]) -> None:
+    found, wanted = np.array([1, 1, 0, 1, 0]), np.array([1, 0, 0, 1, 1])
+    singly = Scorer(["accuracy", "f1", "matthews_correlation"], "text-classification", 2).compute(found, wanted)
+    assert Scorer([name], "text-classification", 2).compute(found, wanted) == {key: singly[key] for key in keys}
+    assert best_of(Metrics(names=[name]), "text-classification") == (keys[0], "max")
+
+
+def test_stsb_gives_both_correlations_as_glue_names_them() -> None:
+    found, wanted = np.array([1, 2, 3, 5.0]), np.array([1, 3, 2, 4.0])
+    scores = Scorer(["glue/stsb"], "regression", 1).compute(found, wanted)
+    assert scores == {
+        "pearson": pytest.approx(stats.pearsonr(found, wanted).statistic),
+        "spearmanr": pytest.approx(0.8),
+    }
+
+
+# As evaluate modules
+
+OWN = '''
+import datasets
+import evaluate
+
+
+class Share(evaluate.Metric):
+    """Share of predictions that are 1."""
+
+    def _info(self):
+        features = datasets.Features({"predictions": datasets.Value("int64"), "references": datasets.Value("int64")})
+        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
+
+    def _compute(self, predictions, references):
+        if max(predictions) > 1:
+            raise ValueError("only 0 and 1")
+        return {"share": sum(predictions) / len(predictions)}
+'''
+
+
+def test_a_module_of_the_users_own_is_checked(tmp_path: Path) -> None:
+    folder = tmp_path / "share"
+    folder.mkdir()
+    (folder / "share.py").write_text(OWN)
+    for name in (str(folder), str(folder / "share.py")):
+        assert check_names(Metrics(names=["accuracy", name]), "text-classification") == []
+        assert "metrics.best: give one of the results" in check_names(Metrics(names=[name]), "text-classification")[0]
+        (problem,) = check_names(Metrics(names=[name], best="share"), "text-classification")
+        assert problem.startswith("metrics.mode: is needed")
+        assert best_of(Metrics(names=[name], best="share", mode="max"), "text-classification") == ("share", "max")
+
+
+SCRIPT = """
+import sys, warnings
+sys.modules["transformers"] = None  # evaluate imports its pipelines, which takes far longer than this test
+warnings.simplefilter("error")
+import evaluate, numpy, json
+del sys.modules["transformers"]
+from pipeline.errors import RunError
+from pipeline.metrics import Scorer
+own, score = sys.argv[1:]
+scorer = Scorer(["accuracy", own], "text-classification", 2)
+results = [scorer.compute(numpy.array([1, 1, 0, 1]), numpy.array([1, 0, 0, 1]))]
+f1 = evaluate.load(score, "f1", keep_in_memory=True)
+results.append(f1.compute(predictions=[1, 1, 0, 1], references=[1, 0, 0, 1], num_labels=2))
+try:
+    scorer.compute(numpy.array([2]), numpy.array([1]))
+except RunError as error:
+    results.append(str(error))
+print(json.dumps(results))
+"""
+
+
+def test_modules_load_offline_in_several_processes_with_a_home_that_cannot_be_written(tmp_path: Path) -> None:
+    own, score = tmp_path / "share.py", ROOT / "pipeline" / "metrics" / "score.py"
+    own.write_text(OWN)
+    # A home below a file can be neither made nor written, not even by root.
+    environ = os.environ | {"HOME": f"{own}/home", "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(ROOT)}
+    environ |= {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9"}
+    command = [sys.executable, "-c", SCRIPT, str(own), str(score)]
+    running = [
+        subprocess.Popen(command, env=environ, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    answers = [(process, *process.communicate(timeout=280)) for process in running]
+    for process, out, err in answers:
+        assert process.returncode == 0, err
+        results = json.loads(out.splitlines()[-1])
+        assert results[0] == {"accuracy": 0.75, "share": 0.75}
+        assert results[1] == {"f1": pytest.approx(0.8)}
+        assert results[2] == f"metric {str(own)!r} failed: ValueError: only 0 and 1"
+
+
+def test_a_module_that_is_not_on_this_machine_is_said(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no module file on this machine"):
+        Scorer([str(tmp_path / "gone.py")], "text-classification", 2)

@@ -1,0 +1,246 @@
+"""Addresses, settings and the store in a folder; no network."""
+
+import os
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config import Storage
+from pipeline.errors import StorageError, UserError
+from pipeline.probe import probe
+from pipeline.s3 import settings_of
+from pipeline.storage import Conflict, Store, data_filesystem, normalise, open_store, resolve
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(Storage(path=str(tmp_path / "runs")))
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("s3://bucket/a//b/", "s3://bucket/a/b"),
+        ("s3://bucket", "s3://bucket"),
+        ("s3://my.dotted.bucket/x", "s3://my.dotted.bucket/x"),
+        ("s3://bucket/p?endpoint_override=host:9000&scheme=http&region=eu-west-1", "s3://bucket/p"),
+        ("/data/runs/", "/data/runs"),
+        ("file:///data/runs", "/data/runs"),
+    ],
+)
+def test_an_address_has_one_spelling(address: str, expected: str) -> None:
+    assert normalise(address) == expected
+
+
+def test_a_relative_folder_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert normalise("runs") == str(tmp_path / "runs")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert normalise("~/runs") == "/home/someone/runs"
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("s3://ab/x", "bucket name 'ab'"),
+        ("s3:///x", "bucket name ''"),
+        ("gs://bucket/x", "scheme 'gs'; allowed: s3://bucket/prefix, file:///folder, or a folder"),
+        ("s3a://bucket/x", "scheme 's3a'; allowed: s3://"),
+        ("s3://bucket/a/../b", "'.' or '..'"),
+        ("file://server/x", "names the host 'server'"),
+        ("s3://bucket/x?endpoint=host", "query string has 'endpoint'; allowed: endpoint_override, scheme, region"),
+        ("s3://bucket/x?scheme=ftp", "allowed: http, https"),
+    ],
+)
+def test_a_wrong_address_is_a_user_error_that_says_what_is_allowed(address: str, expected: str) -> None:
+    with pytest.raises(UserError) as caught:
+        normalise(address)
+    assert expected in str(caught.value)
+    assert str(caught.value).startswith("storage.path: ")
+
+
+def test_a_wrong_address_of_data_names_its_own_field() -> None:
+    with pytest.raises(UserError, match=r"^data\.train: 'gs://bucket/x' has the scheme 'gs'"):
+        data_filesystem("gs://bucket/x", Storage(), "data.train")
+
+
+@pytest.mark.parametrize(
+    "address", ["s3://KEY:hush-hush@bucket/x", "s3://KEY:hush/hush@bucket/x", "s3://bucket/x?secret_key=hush-hush"]
+)
+def test_a_secret_in_an_address_is_refused_and_not_repeated(address: str) -> None:
+    with pytest.raises(UserError, match="credentials") as caught:
+        normalise(address)
+    assert "hush" not in str(caught.value)
+
+
+def test_the_query_string_becomes_settings_unless_a_field_says_otherwise() -> None:
+    address = "s3://bucket/p?endpoint_override=host:9000&scheme=http&region=eu-west-1"
+    found = resolve(Storage(path=address))
+    assert (found.path, found.endpoint_url, found.region) == ("s3://bucket/p", "http://host:9000", "eu-west-1")
+    found = resolve(Storage(path=address, endpoint_url="https://other", region="us-west-2"))
+    assert (found.endpoint_url, found.region) == ("https://other", "us-west-2")
+
+
+def test_the_endpoint_is_taken_in_the_documented_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Storage(path="s3://bucket/p")
+    assert settings_of(plain, 1).endpoint_url is None
+    config = tmp_path / "config"
+    config.write_text(
+        "[profile lab]\nregion = eu-north-1\nendpoint_url = http://profile\nservices = lab\n"
+        "[services lab]\ns3 =\n  endpoint_url = http://service\n"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    found = settings_of(plain, 1)
+    assert (found.endpoint_url, found.region) == ("http://service", "eu-north-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://all")
+    assert settings_of(plain, 1).endpoint_url == "http://all"
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://s3")
+    monkeypatch.setenv("AWS_REGION", "us-west-1")
+    found = settings_of(plain, 1)
+    assert (found.endpoint_url, found.region) == ("http://s3", "us-west-1")
+    with_query = resolve(Storage(path="s3://bucket/p?endpoint_override=query&scheme=http"))
+    assert settings_of(with_query, 1).endpoint_url == "http://query"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"endpoint_url": "minio:9000"}, "'minio:9000' has no scheme; write http://minio:9000 or https://minio:9000"),
+        ({"endpoint_url": "ftp://minio"}, "must be http://host:port or https://host:port"),
+        ({"endpoint_url": "http://key:hush@minio"}, "holds credentials"),
+        ({"ca_bundle": "/nowhere/ca.pem"}, "storage.ca_bundle: '/nowhere/ca.pem' is no file"),
+        ({"kms_key_id": "k"}, "needs storage.server_side_encryption: aws:kms"),
+    ],
+)
+def test_wrong_settings_are_user_errors(fields: dict[str, str], expected: str) -> None:
+    with pytest.raises(UserError) as caught:
+        open_store(Storage.model_validate({"path": "s3://bucket/p", **fields}))
+    assert expected in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+def test_an_unknown_profile_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "no-such")
+    with pytest.raises(UserError, match=r"no-such.*AWS_PROFILE"):
+        open_store(Storage(path="s3://bucket/p"))
+
+
+def test_what_was_written_is_read_back_with_its_tag(store: Store) -> None:
+    tag = store.write("a/b.json", b"{}")
+    assert store.read_tagged("a/b.json") == (b"{}", tag)
+    assert store.child("a").read("b.json") == b"{}"
+    assert store.read_tagged("none") is None
+    with pytest.raises(FileNotFoundError):
+        store.read("none")
+    assert (store.exists("a/b.json"), store.exists("a")) == (True, False)
+
+
+def test_of_many_writers_that_want_a_name_exactly_one_gets_it(store: Store) -> None:
+    results = race(store, lambda writer: store.write("owner", writer, if_absent=True))
+    assert sorted(results.values()) == ["conflict"] * 7 + ["written"]
+    assert results[store.read("owner")] == "written"
+
+
+def test_of_many_writers_that_change_a_file_exactly_one_does(store: Store) -> None:
+    tag = store.write("owner", b"0")
+    results = race(store, lambda writer: store.write("owner", writer, if_tag=tag))
+    assert sorted(results.values()) == ["conflict"] * 7 + ["written"]
+    assert results[store.read("owner")] == "written"
+    with pytest.raises(Conflict):
+        store.write("absent", b"x", if_tag=tag)
+    assert [entry.name for entry in store.list()] == ["owner"]
+
+
+def race(store: Store, write) -> dict[bytes, str]:  # type: ignore[no-untyped-def]
+    barrier = threading.Barrier(8)
+
+    def one(writer: bytes) -> str:
+        barrier.wait()
+        try:
+            write(writer)
+        except Conflict:
+            return "conflict"
+        return "written"
+
+    writers = [f"writer-{number}".encode() for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        return dict(zip(writers, pool.map(one, writers), strict=True))
+
+
+def test_files_go_there_and_back_and_leave_no_temporary_ones(store: Store, tmp_path: Path) -> None:
+    source, copy = tmp_path / "source", tmp_path / "copy" / "file"
+    source.write_bytes(os.urandom(3_000_000))
+    store.upload(source, "a/file")
+    store.download("a/file", copy)
+    assert copy.read_bytes() == source.read_bytes()
+    assert [path.name for path in (tmp_path / "runs" / "a").iterdir()] == ["file"]
+    assert [path.name for path in copy.parent.iterdir()] == ["file"]
+
+
+def test_listing_and_deleting(store: Store) -> None:
+    assert (store.list(), store.folders()) == ([], [])
+    for name in ("run/x", "run/deep/y", "run-2/x", "top"):
+        store.write(name, b"abc")
+    assert [(entry.name, entry.size) for entry in store.list()] == [
+        ("run-2/x", 3),
+        ("run/deep/y", 3),
+        ("run/x", 3),
+        ("top", 3),
+    ]
+    assert [entry.name for entry in store.list("run")] == ["run/deep/y", "run/x"]
+    assert (store.folders(), store.folders("run")) == (["run", "run-2"], ["deep"])
+    store.delete("run")
+    store.delete("top")
+    store.delete("never-there")
+    assert [entry.name for entry in store.list()] == ["run-2/x"]
+
+
+@pytest.mark.parametrize("name", ["", "/etc/passwd", "../outside", "a/../../b", "a//b"])
+def test_names_cannot_leave_the_store(store: Store, name: str) -> None:
+    with pytest.raises(ValueError, match="not a name in a store"):
+        store.write(name, b"x")
+
+
+def test_trouble_with_the_folder_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    store = open_store(Storage(path=str(tmp_path / "file")))
+    with pytest.raises(StorageError, match=r"cannot write .*/file"):
+        store.write("x", b"x")
+    with pytest.raises(UserError, match="step"):
+        probe(Storage(path=str(tmp_path / "file")))
+
+
+def test_the_probe_of_a_good_folder_leaves_nothing(tmp_path: Path) -> None:
+    steps = probe(Storage(path=str(tmp_path)))
+    assert [(step.name, step.warning) for step in steps] == [
+        ("list", None),
+        ("write", None),
+        ("read", None),
+        ("delete", None),
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stores_and_filesystems_can_be_pickled(store: Store) -> None:
+    store.write("x", b"seen")
+    assert copied(store).read("x") == b"seen"
+    filesystem, path = copied(data_filesystem(store.uri, Storage()))
+    with filesystem.open_input_stream(f"{path}/x") as stream:
+        assert stream.read() == b"seen"
+
+
+def copied(thing: Any) -> Any:
+    return pickle.loads(pickle.dumps(thing))  # noqa: S301 - just made here
