@@ -119,6 +119,9 @@ def connected(config: Config) -> Iterator[Capacity]:
         options |= {"address": "local", "num_cpus": local_cpus(), "include_dashboard": False}
     else:
         options["address"] = found
+    # A busy machine takes longer than Ray's 30 s to start a node, and a cold node longer than 60 s to start workers.
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+    os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "180")
     # Accelerators that are not reserved stay visible to tasks that reserve none, as Ray is going to do it anyway.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray.init(**options)

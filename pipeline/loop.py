@@ -230,6 +230,8 @@ def evaluate(parts: Parts) -> dict[str, float]:
 def _judged(parts: Parts, state: State, metrics: dict[str, float]) -> tuple[State, bool]:
     """The state with an evaluation taken in, and whether it is the best so far. A NaN is never the best."""
     name, mode = parts.best
+    if f"eval_{name}" not in metrics:
+        raise RunError(f"metrics.best: {name} is not among what was measured: {sorted(metrics)}")
     value = metrics[f"eval_{name}"]
     better = not math.isnan(value) and (
         state.best is None or (value > state.best if mode == "max" else value < state.best)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pipeline import run as runs
-from pipeline.config import Config
+from pipeline.config import Config, Data
 from pipeline.data.engine import train_shape
 from pipeline.data.inspect import Facts, inspect
 from pipeline.errors import PipelineError, UserError
@@ -69,10 +69,12 @@ def preflight(config: Config, capacity_problems: Callable[[], tuple[str, list[st
     """
     checks = Checks()
     checks.run("metrics", lambda: _metrics(config))
-    facts = checks.run("data", lambda: _data(config))
-    model = checks.run("model", lambda: _model(config))
-    checks.run("capacity", lambda: _capacity(capacity_problems))
+    # Storage first: where it does not answer, reading from it would only find that out again, and later.
     stored = checks.run("storage", lambda: _storage(config))
+    reachable = stored is not None
+    facts = checks.run("data", lambda: _data(config)) if reachable or not _on_s3(config.data) else None
+    model = checks.run("model", lambda: _model(config)) if reachable or "s3://" not in config.model.path else None
+    checks.run("capacity", lambda: _capacity(capacity_problems))
     if facts is None or model is None or stored is None:
         return checks, None
     existing = checks.run("run", lambda: _existing(config, facts))
@@ -80,6 +82,10 @@ def preflight(config: Config, capacity_problems: Callable[[], tuple[str, list[st
         return checks, None
     complete, seen = existing
     return checks, Prepared(config, facts, model, checks.rows, complete, seen)
+
+
+def _on_s3(data: Data) -> bool:
+    return "s3://" in f"{data.train} {data.validation}"
 
 
 def _metrics(config: Config) -> tuple[str, bool]:

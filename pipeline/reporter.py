@@ -135,7 +135,12 @@ class Reporter:
 
     def _uploader(self, name: checkpoint.Name, state: loop.State) -> Callable[[Any, str], Any]:
         config, folder, place = self._config, self._folder, self._place
-        facts = {"step": state.step, "attempt": name.attempt, "metrics": state.history[-1] if state.history else {}}
+        facts = {
+            "step": state.step,
+            "total_steps": self._parts.steps,
+            "attempt": name.attempt,
+            "metrics": state.history[-1] if state.history else {},
+        }
         storage = ray.train.get_context().get_storage()
         path = storage.build_checkpoint_path_from_name(str(name))
 

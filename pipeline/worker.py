@@ -1,5 +1,6 @@
 """What runs on every worker: rebuild the typed configuration, wire the parts, resume, call the loop."""
 
+import json
 import logging
 import shutil
 import socket
@@ -14,6 +15,7 @@ import torch
 
 from pipeline import assembly, checkpoint, loop, strategy
 from pipeline.config import Config
+from pipeline.data.engine import total_steps
 from pipeline.data.inspect import Facts
 from pipeline.errors import PipelineError, RunError
 from pipeline.reporter import ActorBoard, Place, Reporter
@@ -128,6 +130,9 @@ def _train(
     indices = None if job.indices is None else ray.get(job.indices)
     batches = assembly.batches(config, job.facts, accelerator, trainee.tokenizer, indices)
     run = Reporter(config, place, folder, attempt, recorder, scratch, board)
+    steps = total_steps(config, batches.plan)
+    if name is not None and (before := _planned(folder, name)) != steps:
+        LOGGER.info("the schedule is rebuilt: %s steps were planned, %s are now", before, steps)
     parts = assembly.parts(config, job.facts, accelerator, trainee, batches, state, run)
     run.prepared(parts, trainee.tokenizer)
     clock, resumed = loop.Clock(), state.step
@@ -151,6 +156,12 @@ def _train(
         "parameters_sha256": print_,
         "workers": workers,
     }
+
+
+def _planned(folder: RunFolder, name: str) -> int | None:
+    manifest = json.loads(folder.store.child(name).read(checkpoint.MANIFEST))
+    planned: int | None = manifest.get("total_steps")
+    return planned
 
 
 def _resume(

@@ -76,7 +76,7 @@ class Tokens:
         return Tokens(self.blocks, self.starts, self.index)
 
 
-@ray.remote(num_cpus=0.5)  # type: ignore[untyped-decorator]
+@ray.remote(num_cpus=0.5)
 def _facts_of(block: pa.Table) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32], int]:
     truncated = int(np.asarray(block["truncated"]).sum())
     return block["length"].to_numpy(), block["weight"].to_numpy(), truncated

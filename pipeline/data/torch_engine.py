@@ -121,8 +121,8 @@ class TorchBatches:
     ) -> None:
         workers = accelerator.num_processes
         train = tokenised(config, facts, "train")
-        self.plan = train_plan(config, _index(train), workers)
-        self.truncated = _index(train).truncated
+        self.plan = train_plan(config, index_of(train), workers)
+        self.truncated = index_of(train).truncated
         self.steps = total_steps(config, self.plan)
         self.sampler = SlotSampler(self.plan)
         loader = DataLoader(cast(Any, Rows(train, self.plan)), batch_sampler=self.sampler, collate_fn=collate)
@@ -130,7 +130,7 @@ class TorchBatches:
         self.validation_plan = None
         if facts.files.get("validation"):
             validation = tokenised(config, facts, "validation")
-            self.validation_plan = validation_plan(config, _index(validation), workers)
+            self.validation_plan = validation_plan(config, index_of(validation), workers)
             assert self.validation_plan is not None
             sampler = SlotSampler(self.validation_plan)
             sampler.steps = range(self.validation_plan.steps_per_epoch)
@@ -151,12 +151,10 @@ class TorchBatches:
         yield from self.validation_loader
 
 
-def _index(table: Any) -> Index:
+def index_of(table: Any) -> Index:
+    """Lengths, weights and the number of truncated rows of a tokenised split."""
     columns = table.data
-    return Index(
-        columns.column("length").to_numpy(),
-        columns.column("weight").to_numpy(),
-        int(columns.column("truncated").to_numpy(zero_copy_only=False).sum())
-        if isinstance(columns.column("truncated"), pa.Array)
-        else int(np.asarray(columns.column("truncated")).sum()),
+    lengths, weights, truncated = (
+        np.asarray(columns.column(name)) for name in ("length", "weight", "truncated")
     )
+    return Index(lengths, weights, int(truncated.sum()))

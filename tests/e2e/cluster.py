@@ -53,13 +53,14 @@ def existing(tools: Tools, image: str | None) -> Cluster:
     return cluster
 
 
-def create(tools: Tools, node_image: images.NodeImage) -> Cluster:
-    """A new cluster in place of any of the same name, unless that is one kept by --keep-cluster with the same nodes."""
+def create(tools: Tools, node_image: images.NodeImage, reuse: bool) -> Cluster:
+    """A new cluster in place of any of the same name; with `reuse`, that one goes on if its nodes are of this image."""
     kubeconfig = engine.cache_folder() / "kubeconfig"
     tools.environment["KUBECONFIG"] = str(kubeconfig)
     layers = load.layers_folder(tools)
     cluster = Cluster(tools, image="", nodes=[f"{NAME}-control-plane", f"{NAME}-worker"])
-    if not _is_kept(cluster, node_image, kubeconfig):
+    # Never without being told: the engine starts nodes again that somebody killed, without their routes.
+    if not (reuse and _is_there(cluster, node_image, kubeconfig)):
         delete(tools)
         settings = yaml.safe_dump(_settings(node_image, layers)).encode()
         call = ("kind", "create", "cluster", "--name", NAME, "--image", node_image.name, "--config", "-", "--retain")
@@ -83,7 +84,7 @@ def delete(tools: Tools) -> None:
     tools.run("kind", "delete", "cluster", "--name", NAME, timeout=180, check=False)
 
 
-def _is_kept(cluster: Cluster, node_image: images.NodeImage, kubeconfig: Path) -> bool:
+def _is_there(cluster: Cluster, node_image: images.NodeImage, kubeconfig: Path) -> bool:
     call = ("docker", "inspect", "--format", "{{.Config.Image}} {{.State.Running}}", *cluster.nodes)
     found = cluster.tools.run(*call, check=False).stdout.decode().split("\n")
     if not kubeconfig.exists() or found[:2] != [f"{node_image.name} true"] * 2:

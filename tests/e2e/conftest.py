@@ -61,11 +61,13 @@ def figure() -> Any:
 
 
 @pytest.fixture(scope="session")
-def tools() -> Iterator[Tools]:
+def tools(request: pytest.FixtureRequest) -> Iterator[Tools]:
     """The engine, running, and the programs to drive it."""
     if clusters.existing_is_given():
         yield Tools(engine.cache_folder() / "tools")
         return
+    # A call that is told to end is to clean up as after Ctrl-C.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     tools = engine.tools_with_docker()
     engine.install_packages()
     engine.start(tools)
@@ -73,7 +75,8 @@ def tools() -> Iterator[Tools]:
         images.link_programs(tools)
         yield tools
     finally:
-        if "DOCKER_HOST" in tools.environment and not _kept():
+        signal.signal(signal.SIGTERM, before)
+        if "DOCKER_HOST" in tools.environment and not _kept(request):
             engine.stop()
 
 
@@ -83,26 +86,19 @@ def cluster(tools: Tools, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     if clusters.existing_is_given():
         yield clusters.existing(tools, request.config.getoption("--image", default=None))
         return
-    global _keep
-    _keep = bool(request.config.getoption("--keep-cluster", default=False))
-    # A call that is told to end is to clean up as after Ctrl-C.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield clusters.create(tools, images.node_image(tools))
+        yield clusters.create(tools, images.node_image(tools), reuse=_kept(request))
     finally:
-        signal.signal(signal.SIGTERM, before)
-        if _kept():
+        if _kept(request):
             folder = engine.cache_folder()
             print(f"\nkept: KUBECONFIG={folder}/kubeconfig DOCKER_HOST={tools.environment.get('DOCKER_HOST', '')}")
         else:
             clusters.delete(tools)
 
 
-_keep = False
-
-
-def _kept() -> bool:
-    return _keep
+def _kept(request: pytest.FixtureRequest) -> bool:
+    # The option is not there when pytest met this file only while it collected `tests`.
+    return bool(request.config.getoption("--keep-cluster", default=False))
 
 
 @pytest.fixture

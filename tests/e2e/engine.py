@@ -29,6 +29,7 @@ PACKAGES = [
 ]
 CAP_SYS_RESOURCE = 24
 DEFAULT_SOCKET = Path("/var/run/docker.sock")
+EXEC_ROOT = Path("/run/pipeline-e2e")
 
 
 class SetupError(RuntimeError):
@@ -114,8 +115,9 @@ def start(tools: Tools) -> None:
         raise SetupError("no Docker engine runs: start one, or run as root on Debian or Ubuntu with SETUP=1")
     root = cache_folder()
     (root / "docker").mkdir(parents=True, exist_ok=True)
-    for name in ("docker.pid", "docker.sock"):
-        (root / name).unlink(missing_ok=True)
+    # What an engine that was killed has left: a process id that may by now be another program's.
+    for path in (root / "docker.pid", root / "docker.sock", EXEC_ROOT / "containerd" / "containerd.pid"):
+        path.unlink(missing_ok=True)
     settings: dict[str, object] = {}
     if lacks_sys_resource():
         # A copy, since the engine looks for it whenever a container starts, also from another checkout.
@@ -128,7 +130,7 @@ def start(tools: Tools) -> None:
         f"--config-file={root / 'daemon.json'}",
         f"--host=unix://{_socket()}",
         f"--data-root={root / 'docker'}",
-        "--exec-root=/run/pipeline-e2e",
+        f"--exec-root={EXEC_ROOT}",
         f"--pidfile={root / 'docker.pid'}",
     ]
     with (root / "docker.log").open("wb") as log:
@@ -164,7 +166,7 @@ def stop() -> None:
             os.kill(pid, signal.SIGKILL)
             break
         time.sleep(0.2)
-    shutil.rmtree("/run/pipeline-e2e", ignore_errors=True)
+    shutil.rmtree(EXEC_ROOT, ignore_errors=True)
 
 
 def _lives(pid: int) -> bool:

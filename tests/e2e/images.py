@@ -38,6 +38,8 @@ def versions() -> dict[str, str]:
 
 def programs(tools: Tools, *names: str) -> list[Path]:
     """Build programs from their Go modules, or find them built; the folder of each."""
+    if tools.run("go", "version", check=False).returncode != 0:
+        raise engine.SetupError("Go is not on PATH: install 1.25 or later, which builds the cluster's programs")
     call = [str(HERE / "node/binaries.sh"), str(engine.cache_folder() / "bin"), *names]
     return [Path(line) for line in tools.output(*call, timeout=3600).splitlines()]
 
@@ -85,7 +87,7 @@ def pipeline_image(tools: Tools) -> str:
         tools.run(str(HERE / "node/debian.sh"), timeout=900)
         secret = ["--secret", f"id=ca,src={CERTIFICATES}"] if CERTIFICATES.exists() else []
         tools.run(
-            *("docker", "build", "--network", "host", *secret, "--file", "images/Dockerfile", "--target", "demo"),
+            *("docker", "build", *secret, "--file", "images/Dockerfile", "--target", "demo"),
             *("--tag", tag, "."),
             timeout=2400,
             cwd=ROOT,

@@ -15,7 +15,7 @@ GPU = "nvidia.com/gpu"
 @pytest.fixture
 def gpu_node(cluster: Cluster) -> Iterator[str]:
     """A node labelled, tainted and with the extended resource of a GPU pool's."""
-    node = cluster.nodes[-1]
+    node: str = cluster.get("nodes")[-1]["metadata"]["name"]
     patch = [{"op": "add", "path": "/status/capacity/nvidia.com~1gpu", "value": "2"}]
     cluster.kubectl("patch", "node", node, "--subresource=status", "--type=json", f"--patch={json.dumps(patch)}")
     cluster.kubectl("label", "node", node, f"{GPU}.present=true")

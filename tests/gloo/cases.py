@@ -88,7 +88,7 @@ def _recorded(batches: Any) -> list[int]:
 
 
 def losses_of_a_plain_loop(config: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-    """The same training written down plainly: one process, whole batches, no Accelerate, nothing of ours in the step."""
+    """The same training written down plainly: one process, whole batches, no Accelerate, no code of ours in a step."""
     from accelerate.utils import set_seed
 
     from pipeline.data.batch import Collate
@@ -140,7 +140,9 @@ def prove_wrong_world(size: int) -> str:
 
     accelerator = strategy.accelerator(Config(), torch.device("cpu"))
     try:
-        strategy.prove(accelerator, accelerator.process_index, accelerator.local_process_index, size, torch.device("cpu"))
+        strategy.prove(
+            accelerator, accelerator.process_index, accelerator.local_process_index, size, torch.device("cpu")
+        )
     except RunError as error:
         return str(error)
     return "agreed"

@@ -54,7 +54,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Config,
                 writer = csv.DictWriter(file, ["text", "category"])
                 writer.writeheader()
                 writer.writerows(chosen)
-        values = {
+        values: dict[str, dict[str, object]] = {
             "model": {"config": TINY, "from_scratch": True},
             "data": {"engine": "torch", "train": str(paths["train"]), "validation": str(paths["validation"])},
             "training": {"epochs": 2, "learning_rate": 1e-3, "batch_size_per_worker": 8},

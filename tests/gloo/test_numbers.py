@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ Worlds = Callable[[int], World]
 Job = Callable[..., Any]
 
 # Sums of float32 in another order: relative error of a loss after a few dozen steps.
-CLOSE = {"rtol": 2e-4, "atol": 2e-5}
+RELATIVE, ABSOLUTE = 2e-4, 2e-5
 
 
 def train(world: World, job: tuple[Any, Any], **more: Any) -> list[dict[str, Any]]:
@@ -55,13 +56,13 @@ def test_every_training_row_is_used_once_an_epoch_whatever_the_counts(
 def test_one_two_and_three_workers_give_the_loss_curve_of_a_plain_loop(world: Worlds, job: Job, rows: int) -> None:
     made = job(rows=rows, training={"global_batch_size": 24, "epochs": 2, "learning_rate": 1e-3})
     config, facts = made
-    plain = world(1).run(
-        cases.losses_of_a_plain_loop, config=config.model_dump(mode="json"), facts=facts.to_json()
-    )[0]["losses"]
+    plain = world(1).run(cases.losses_of_a_plain_loop, config=config.model_dump(mode="json"), facts=facts.to_json())[0][
+        "losses"
+    ]
     assert plain[-3:].mean() < plain[:3].mean()
     for workers in (1, 2, 3):
         result = train(world(workers), made)[0]
-        np.testing.assert_allclose([line["loss"] for line in result["steps"]], plain, **CLOSE)
+        np.testing.assert_allclose([line["loss"] for line in result["steps"]], plain, rtol=RELATIVE, atol=ABSOLUTE)
 
 
 def test_accumulation_changes_nothing_but_memory(world: Worlds, job: Job) -> None:
@@ -70,7 +71,7 @@ def test_accumulation_changes_nothing_but_memory(world: Worlds, job: Job) -> Non
         training = {"batch_size_per_worker": batch, "gradient_accumulation_steps": accumulation, "learning_rate": 1e-3}
         result = train(world(1), job(training=training))[0]
         curves.append([(line["loss"], line["grad_norm"]) for line in result["steps"]])
-    np.testing.assert_allclose(curves[0], curves[1], **CLOSE)
+    np.testing.assert_allclose(curves[0], curves[1], rtol=RELATIVE, atol=ABSOLUTE)
 
 
 def test_gradient_norms_are_those_before_clipping_and_the_same_on_any_worker_count(world: Worlds, job: Job) -> None:
@@ -111,7 +112,7 @@ def _plain_evaluation(folder: str, path: str) -> tuple[list[int], list[int], flo
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     predicted, wanted, losses = [], [], []
-    with open(path, newline="", encoding="utf-8") as file:
+    with Path(path).open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             with torch.no_grad():
                 logits = model(**tokenizer(row["text"], return_tensors="pt", truncation=True, max_length=128)).logits
@@ -160,7 +161,7 @@ def test_a_run_resumed_in_the_middle_of_an_epoch_ends_as_an_unbroken_one(
         assert _metrics(resumed["history"]) == _metrics(unbroken["history"])
     else:
         np.testing.assert_allclose(
-            [line["loss"] for line in resumed["steps"]], [line["loss"] for line in lines], **CLOSE
+            [line["loss"] for line in resumed["steps"]], [line["loss"] for line in lines], rtol=RELATIVE, atol=ABSOLUTE
         )
     assert [line["learning_rate"] for line in resumed["steps"]] == [line["learning_rate"] for line in lines]
 

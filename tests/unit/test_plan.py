@@ -1,4 +1,4 @@
-"""The plan of batches: every row once an epoch, the same number of steps on all ranks, an order of (seed, epoch) alone."""
+"""The plan of batches: every row once an epoch, equal steps on all ranks, an order of seed and epoch alone."""
 
 import numpy as np
 import pytest

@@ -1,0 +1,1 @@
+"""Comparisons, each pair measured in one run on one machine: `make bench`."""

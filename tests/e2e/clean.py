@@ -1,0 +1,20 @@
+"""`python -m tests.e2e.clean`: the cluster, our own engine, and everything in the cache folder (up to 40 GB)."""
+
+import shutil
+
+from tests.e2e import cluster, engine
+
+
+def main() -> None:
+    """Remove all of it; fine if there is none."""
+    folder = engine.cache_folder()
+    if (folder / "tools" / "kind").exists():
+        tools = engine.tools_with_docker()
+        if engine.answers(tools):
+            cluster.delete(tools)
+    engine.stop()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
