@@ -4,7 +4,7 @@ A checkpoint is a folder `checkpoint-SSSSSSSS-aNNN` (step, attempt) in the run's
 
     config.json, model.safetensors, tokenizer files   what from_pretrained loads
     optimizer.safetensors, optimizer.json             moments by parameter name; settings of each group
-    scheduler.json, state.json                        position, history, best
+    scheduler.json, scaler.json (fp16), state.json    position, history, best
     random/rank-NNNNN.safetensors                     random states of each rank
     parts/rank-NNNNN.json                             what each rank has uploaded, with hashes
     manifest.json                                     all files with size and sha256, written last
@@ -62,6 +62,7 @@ def save(
     optimizer: torch.optim.Optimizer,
     scheduler: Any,
     tokenizer: Any,
+    scaler: Any,
     state: dict[str, Any],
     rank: int,
 ) -> None:
@@ -76,11 +77,13 @@ def save(
     save_file(tensors, folder / "optimizer.safetensors")
     _write(folder / "optimizer.json", settings)
     _write(folder / "scheduler.json", {"last_epoch": scheduler.state_dict()["last_epoch"]})
+    if scaler is not None:
+        _write(folder / "scaler.json", scaler.state_dict())
     _write(folder / "state.json", state)
 
 
 def load(
-    folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, rank: int, world_size: int
+    folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: Any, rank: int, world_size: int
 ) -> dict[str, Any]:
     """Put the state of `folder` into model and optimizer, and give back what `state.json` holds.
 
@@ -94,6 +97,8 @@ def load(
             f"checkpoint {folder.name}: parameters {sorted([*missing, *unexpected])[:3]} do not fit the model"
         )
     _restore_optimizer(model, optimizer, load_file(folder / "optimizer.safetensors"), _read(folder / "optimizer.json"))
+    if scaler is not None and (folder / "scaler.json").exists():
+        scaler.load_state_dict(_read(folder / "scaler.json"))
     if len(list((folder / "random").iterdir())) == world_size:
         _restore_random(load_file(folder / "random" / f"rank-{rank:05d}.safetensors"))
     state: dict[str, Any] = _read(folder / "state.json")

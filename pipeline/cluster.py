@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.errors import UserError
+from pipeline.errors import RunError, UserError
 
 LOGGER = logging.getLogger("pipeline")
 # Ray Data's tasks run beside the workers, and without a CPU of their own a job waits for ever.
 DATA_CPUS = 1.0
 WAIT_FOR_NODES_S = 120.0
+STARTS = 3
 
 
 @dataclass(frozen=True)
@@ -119,12 +120,11 @@ def connected(config: Config) -> Iterator[Capacity]:
         options |= {"address": "local", "num_cpus": local_cpus(), "include_dashboard": False}
     else:
         options["address"] = found
-    # A busy machine takes longer than Ray's 30 s to start a node, and a cold node longer than 60 s to start workers.
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+    # A cold node takes longer than Ray's 60 s to start workers.
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "180")
     # Accelerators that are not reserved stay visible to tasks that reserve none, as Ray is going to do it anyway.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    ray.init(**options)
+    _start(options)
     try:
         capacity = _capacity(local=found is None)
         deadline = time.monotonic() + (0 if found is None else WAIT_FOR_NODES_S)
@@ -134,6 +134,26 @@ def connected(config: Config) -> Iterator[Capacity]:
         yield capacity
     finally:
         ray.shutdown()
+
+
+def _start(options: dict[str, Any]) -> None:
+    """Connect, or start a node; on a busy machine that can take longer than the 30 s that Ray waits, so up to 3 times.
+
+    Raises:
+        RunError: Ray does not start or answer.
+    """
+    import ray
+
+    for attempt in range(1, STARTS + 1):
+        try:
+            ray.init(**options)
+            return
+        except Exception as error:  # noqa: BLE001  (Ray raises plain Exception here)
+            ray.shutdown()
+            words = str(error).strip().splitlines()[0]
+            if attempt == STARTS:
+                raise RunError(f"Ray does not start or answer ({options['address']}): {words}") from error
+            LOGGER.warning("Ray did not start (%s); trying again", words)
 
 
 def _capacity(local: bool) -> Capacity:

@@ -11,7 +11,7 @@ import ray.train.torch
 
 from pipeline import checkpoint, cluster, loop, tracking
 from pipeline.config import Config
-from pipeline.errors import RunError, UserError
+from pipeline.errors import RunError, StorageError, UserError
 from pipeline.preflight import Check, Prepared, preflight
 from pipeline.progress import Display
 from pipeline.result import Result, versions
@@ -75,7 +75,7 @@ def train(config: Config) -> Result:
 def _with_storage(config: Config, stack: ExitStack) -> Config:
     """The configuration with an address of storage: the given one, or the embedded server's, started for the block."""
     if config.storage.path is None:
-        if cluster.address() not in (None, "auto"):
+        if cluster.address() is not None:
             raise UserError("storage.path: not given; on a cluster expected s3://bucket/prefix that all nodes reach")
         from pipeline.embedded import embedded_store
 
@@ -110,7 +110,7 @@ def _fit(prepared: Prepared, folder: RunFolder, capacity: cluster.Capacity, bega
     )
     # Ray's own list of checkpoints, of an earlier start. Resuming goes by manifests, so that a list written by a driver
     # that has been superseded, or naming checkpoints that retention has deleted, cannot mislead or stop this start.
-    folder.store.delete("checkpoint_manager_snapshot.json")
+    _forget_snapshot(folder)
     LOGGER.info("training on %s", capacity.describe())
     with Display(lambda: ray.get(board.read.remote())):
         try:
@@ -122,6 +122,14 @@ def _fit(prepared: Prepared, folder: RunFolder, capacity: cluster.Capacity, bega
     if "problems" in outcome:
         raise RunError(*outcome["problems"])
     return _finish(prepared, folder, outcome, time.monotonic() - began)
+
+
+def _forget_snapshot(folder: RunFolder) -> None:
+    try:
+        folder.store.delete("checkpoint_manager_snapshot.json")
+    except StorageError as error:
+        # Where nothing can be deleted, retention deletes nothing either, and all that the list names is there.
+        LOGGER.warning("Ray's list of checkpoints stays: %s", error)
 
 
 def _with_ray_data(job: Job, folder: RunFolder) -> tuple[Job, dict[str, Any]]:

@@ -53,6 +53,12 @@ class Run(Protocol):
     def evaluating(self, done: int, total: int) -> None:
         """An evaluation is at batch `done` of `total`."""
 
+    def check_due(self) -> bool:
+        """Whether it is time for all ranks to ask `must_save`; any rank may say so."""
+
+    def must_save(self) -> bool:
+        """Whether a node is about to be taken away; every rank calls it at the same step."""
+
     def report(self, state: State, save: bool) -> None:
         """The metrics of a state and, with `save`, a checkpoint of it; every rank calls it at the same step."""
 
@@ -126,7 +132,7 @@ def fit(parts: Parts, state: State, clock: Clock) -> State:
         )
         save_now = last or _due(checkpoint.every, state.step, epoch_ends)
         if len(pending) == training.log_every or evaluate_now or save_now:
-            _log(parts, pending)
+            save_now = _log(parts, pending) or save_now
         if evaluate_now:
             state, better = _judged(parts, state, evaluate(parts))
             save_now = save_now or better or state.stopped_early
@@ -177,9 +183,15 @@ def _inputs(batch: Batch, device: torch.device) -> Batch:
     return {name: batch[name].to(device) for name in names if name in batch}
 
 
-def _log(parts: Parts, pending: list[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]) -> None:
-    """Add up the ranks' shares of the losses, once for all pending steps, and write their lines."""
-    sums = parts.accelerator.reduce(torch.stack([loss for _, loss, _ in pending]), reduction="sum").tolist()
+def _log(parts: Parts, pending: list[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]) -> bool:
+    """Add up the ranks' shares of the losses, once for all pending steps, and write their lines.
+
+    The same message tells whether some rank wants all to ask if they must save, so that asking costs nothing in the
+    steps between; returns the answer.
+    """
+    asks = torch.tensor(float(parts.run.check_due()), device=parts.accelerator.device)
+    shares = torch.stack([*(loss for _, loss, _ in pending), asks])
+    *sums, asked = parts.accelerator.reduce(shares, reduction="sum").tolist()
     for (line, _, norm), loss in zip(pending, sums, strict=True):
         parts.run.log(line | {"loss": loss, "grad_norm": float(norm)})
         if parts.config.training.stop_on_bad_loss and not math.isfinite(loss):
@@ -188,6 +200,7 @@ def _log(parts: Parts, pending: list[tuple[dict[str, Any], torch.Tensor, torch.T
                 "training.learning_rate, or go on with training.stop_on_bad_loss=false"
             )
     pending.clear()
+    return asked > 0 and parts.run.must_save()
 
 
 def evaluate(parts: Parts) -> dict[str, float]:

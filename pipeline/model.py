@@ -149,6 +149,9 @@ def load_model(model: Model, storage: Storage, labels: list[str]) -> Any:
     config = load_config(model, storage, labels)
     if model.from_scratch:
         return AutoModelForSequenceClassification.from_config(config).to(torch.float32)
+    if config.pad_token_id is None:
+        # Decoders find the end of a text by it.
+        config.pad_token_id = load_tokenizer(model, storage).pad_token_id
     try:
         return AutoModelForSequenceClassification.from_pretrained(
             locate(model, storage),
@@ -166,6 +169,8 @@ def describe(model: Model, storage: Storage) -> ModelFacts:
     """What the driver checks before anything starts; reads the configuration and the tokenizer, not the weights."""
     config = load_config(model, storage)
     tokenizer = load_tokenizer(model, storage)
+    if not model.from_scratch:
+        _check_weights(model, locate(model, storage))
     limits = [tokenizer.model_max_length] if tokenizer.model_max_length < 1_000_000 else []
     positions = getattr(config, "max_position_embeddings", None)
     if positions:
@@ -174,6 +179,25 @@ def describe(model: Model, storage: Storage) -> ModelFacts:
         limits.append(positions - offset)
     architecture = (config.architectures or [config.model_type])[0]
     return ModelFacts(model.path, architecture, min(limits, default=None), getattr(config, "num_hidden_layers", None))
+
+
+def _check_weights(model: Model, source: str) -> None:
+    """Refuse a model without safetensors weights: other formats run code when they are loaded."""
+    folder = Path(source)
+    if folder.is_dir():
+        names = [file.name for file in folder.iterdir()]
+    else:
+        import huggingface_hub
+        from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+        try:
+            names = huggingface_hub.list_repo_files(source, revision=model.revision)
+        except OfflineModeIsEnabled:
+            return  # its configuration was in the cache; the weights are looked up there when they are loaded
+        except (HfHubHTTPError, OSError) as error:
+            raise UserError(f"model.path: the files of {source} cannot be listed: {_first_line(error)}") from error
+    if not any(name.endswith(".safetensors") for name in names):
+        raise UserError(f"model.path: {model.path} has no *.safetensors weights; expected a model with them")
 
 
 def _first_line(error: Exception) -> str:

@@ -4,6 +4,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from pipeline.run import RunFolder
 from pipeline.tracking import Board, Recorder
 
 LOGGER = logging.getLogger("pipeline")
+# A node that is drained has about 30 s; asking is a round trip of all ranks to an actor.
+PREEMPTION_EVERY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class Reporter:
         self._config, self._place, self._folder, self._attempt = config, place, folder, attempt
         self._recorder, self._scratch, self._board = recorder, scratch, board
         self._uploads: list[threading.Event] = []
+        self._asked = 0.0
+        self._preempted: set[str] = set()
 
     def prepared(self, parts: loop.Parts, tokenizer: Any) -> None:
         """What checkpoints are made of."""
@@ -111,6 +116,23 @@ class Reporter:
         if self._place.rank == 0:
             self._board.post(note=f"evaluating {done}/{total}" if total > 1 else "evaluating")
 
+    def check_due(self) -> bool:
+        """Every few seconds, on rank 0."""
+        if self._place.rank or time.monotonic() - self._asked < PREEMPTION_EVERY_S:
+            return False
+        self._asked = time.monotonic()
+        return True
+
+    def must_save(self) -> bool:
+        """Whether a node has been told to go since the last save for that reason."""
+        found = ray.train.get_preemption_info()
+        nodes = set(found.preempted_node_ids) if found else set()
+        if nodes <= self._preempted:
+            return False
+        self._preempted |= nodes
+        LOGGER.warning("nodes of ranks %s are being taken away; saving", found.preempted_ranks)
+        return True
+
     def report(self, state: loop.State, save: bool) -> None:
         """To Ray Train; with `save`, all ranks write their share of a checkpoint."""
         metrics = {"step": state.step, **(state.history[-1] if state.history else {})}
@@ -119,10 +141,9 @@ class Reporter:
             return
         name = checkpoint.Name(self._attempt, state.step)
         local = self._scratch / str(name)
-        checkpoint.save(
-            local, self.model, self._parts.optimizer, self._parts.scheduler, self._tokenizer, state.to_json(),
-            self._place.rank,
-        )  # fmt: skip
+        parts = self._parts
+        states = (self.model, parts.optimizer, parts.scheduler, self._tokenizer, parts.accelerator.scaler)
+        checkpoint.save(local, *states, state.to_json(), self._place.rank)
         mode = ray.train.CheckpointUploadMode
         ray.train.report(
             metrics,

@@ -16,7 +16,7 @@ from pipeline.run import CONFIG, OWNER, RESULT
 from pipeline.storage import Store, open_store
 
 # What a checkpoint holds beside what from_pretrained loads.
-STATE_FILES = {"optimizer.safetensors", "optimizer.json", "scheduler.json", "state.json"}
+STATE_FILES = {"optimizer.safetensors", "optimizer.json", "scheduler.json", "scaler.json", "state.json"}
 
 
 @contextmanager

@@ -180,7 +180,9 @@ def _resume(
         checkpoint.download(folder.store, name, mine)
     host = socket.gethostname()
     folders = dict(gather_object([(host, str(mine))] if place.local_rank == 0 else []))
-    values = checkpoint.load(Path(folders[host]), trainee.model, trainee.optimizer, place.rank, place.world_size)
+    values = checkpoint.load(
+        Path(folders[host]), trainee.model, trainee.optimizer, accelerator.scaler, place.rank, place.world_size
+    )
     accelerator.wait_for_everyone()
     if place.local_rank == 0:
         shutil.rmtree(mine)

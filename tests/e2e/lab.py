@@ -193,8 +193,10 @@ class Lab:
                 "stopping the processes of a pod needs its node, which a cluster given by KUBECONFIG keeps closed"
             )
         for pod in pods:
-            node, ids = self.processes(pod)
-            self.cluster.on_node(node, "kill", f"-{name}", *ids)
+            for _ in range(2):  # once more, for what was started between looking and signalling
+                node, ids = self.processes(pod)
+                # One that has ended meanwhile is none to fail for.
+                self.cluster.on_node(node, "sh", "-c", f"kill -{name} {' '.join(ids)} 2> /dev/null || true")
 
     def delete(self) -> None:
         """Stop everything of the test at once; what remains of the namespace goes by itself."""

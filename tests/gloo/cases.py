@@ -25,13 +25,20 @@ class Collected:
     def evaluating(self, done: int, total: int) -> None:
         pass
 
+    def check_due(self) -> bool:
+        return False
+
+    def must_save(self) -> bool:
+        return False
+
     def report(self, state: loop.State, save: bool) -> None:
         if save and self.folder:
             target = Path(self.folder) / f"step-{state.step}"
             rank = self.parts.accelerator.process_index
             model = self.parts.accelerator.unwrap_model(self.parts.model)
             parts = self.parts
-            checkpoint.save(target, model, parts.optimizer, parts.scheduler, self.tokenizer, state.to_json(), rank)
+            states = (model, parts.optimizer, parts.scheduler, self.tokenizer, None, state.to_json())
+            checkpoint.save(target, *states, rank)
 
     parts: loop.Parts
     tokenizer: Any
@@ -45,7 +52,7 @@ def train(config: dict[str, Any], facts: dict[str, Any], folder: str | None = No
     state = loop.State()
     if resume:
         rank, size = accelerator.process_index, accelerator.num_processes
-        state = loop.State(**checkpoint.load(Path(resume), trainee.model, trainee.optimizer, rank, size))
+        state = loop.State(**checkpoint.load(Path(resume), trainee.model, trainee.optimizer, None, rank, size))
     batches = assembly.batches(job, found, accelerator, trainee.tokenizer, None)
     used = _recorded(batches)
     run = Collected(folder)
