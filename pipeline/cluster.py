@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from pipeline.config import Config
 from pipeline.errors import RunError, UserError
 
@@ -144,12 +146,17 @@ def _start(options: dict[str, Any]) -> None:
     """
     import ray
 
+    ours = psutil.Process()
     for attempt in range(1, STARTS + 1):
+        before = set(ours.children(recursive=True))
         try:
             ray.init(**options)
             return
-        except Exception as error:  # noqa: BLE001  (Ray raises plain Exception here)
+        except Exception as error:
             ray.shutdown()
+            # Daemons of the failed start: Ray forgets them, and they would slow down the next.
+            for process in set(ours.children(recursive=True)) - before:
+                process.kill()
             words = str(error).strip().splitlines()[0]
             if attempt == STARTS:
                 raise RunError(f"Ray does not start or answer ({options['address']}): {words}") from error

@@ -105,8 +105,7 @@ def fit(parts: Parts, state: State, clock: Clock) -> State:
         began = time.perf_counter()
         step = plan.step(state.step, parts.multiple)
         waiting_before = clock.waiting
-        _seed(parts, state.step)
-        loss, norm = _train_step(parts, step, batches, clock)
+        loss, norm = _train_step(parts, state.step, step, batches, clock)
         rate = parts.scheduler.get_last_lr()[0]
         parts.optimizer.step()
         parts.scheduler.step()
@@ -151,7 +150,9 @@ def _due(every: str | int, step: int, epoch_ends: bool) -> bool:
     return epoch_ends if every == "epoch" else step % int(every) == 0
 
 
-def _train_step(parts: Parts, step: Step, batches: Iterator[Batch], clock: Clock) -> tuple[torch.Tensor, torch.Tensor]:
+def _train_step(
+    parts: Parts, index: int, step: Step, batches: Iterator[Batch], clock: Clock
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Forward and backward over the micro-batches of an optimizer step: this rank's share of the loss, and the norm."""
     accelerator, model = parts.accelerator, parts.model
     model.train()
@@ -160,6 +161,9 @@ def _train_step(parts: Parts, step: Step, batches: Iterator[Batch], clock: Clock
         asked = time.perf_counter()
         batch = next(batches)
         clock.waiting += time.perf_counter() - asked
+        if number == 0:
+            # After the batch is there: a loader that starts an epoch draws a number too.
+            _seed(parts, index)
         last = number + 1 == step.micro_batches
         # The last micro-batch of a step is where gradients are averaged, however many the step has: counting to a fixed
         # number, as `accumulate()` does, would miss the short last step of an epoch.

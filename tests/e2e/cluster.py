@@ -12,7 +12,7 @@ import yaml
 from tests.e2e import engine, images, load
 from tests.e2e.command import CommandError, Tools
 
-NAME = "pipeline-e2e"
+NAME = engine.CLUSTER
 POD_SUBNET = "10.244.0.0/16"
 ROOT = Path(__file__).parents[2]
 OPERATOR_NAMESPACE = "kuberay-system"

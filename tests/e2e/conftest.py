@@ -76,7 +76,7 @@ def tools(request: pytest.FixtureRequest) -> Iterator[Tools]:
         yield tools
     finally:
         signal.signal(signal.SIGTERM, before)
-        if "DOCKER_HOST" in tools.environment and not _kept(request):
+        if engine.is_our_own(tools) and not _kept(request):
             engine.stop()
 
 

@@ -30,6 +30,7 @@ PACKAGES = [
 CAP_SYS_RESOURCE = 24
 DEFAULT_SOCKET = Path("/var/run/docker.sock")
 EXEC_ROOT = Path("/run/pipeline-e2e")
+CLUSTER = "pipeline-e2e"
 
 
 class SetupError(RuntimeError):
@@ -83,7 +84,8 @@ def tools_with_docker() -> Tools:
     tools = Tools(folder)
     if "DOCKER_HOST" not in os.environ and not DEFAULT_SOCKET.exists():
         install_packages()
-        tools.environment["DOCKER_HOST"] = f"unix://{_socket()}"
+        if not DEFAULT_SOCKET.exists():  # where systemd runs, installing Docker has started it
+            tools.environment["DOCKER_HOST"] = f"unix://{_socket()}"
     _choose_client(tools)
     return tools
 
@@ -102,14 +104,14 @@ def _choose_client(tools: Tools) -> None:
             link.symlink_to(candidate)
             tools.environment["DOCKER_BUILDKIT"] = "1"
             return
-    raise SetupError("no Docker client with BuildKit on PATH: install docker with its buildx plugin")
+    raise SetupError("no Docker client with BuildKit on PATH: install its plugin (Debian, Ubuntu: docker-buildx)")
 
 
 def start(tools: Tools) -> None:
     """Start our own engine if that is the one to use and it does not run. Waits until it answers, a minute at most."""
     if answers(tools):
         return
-    if "DOCKER_HOST" not in tools.environment:
+    if not is_our_own(tools):
         raise SetupError("Docker does not answer: start it, or give this user access to its socket")
     if not may_set_up():
         raise SetupError("no Docker engine runs: start one, or run as root on Debian or Ubuntu with SETUP=1")
@@ -142,6 +144,11 @@ def start(tools: Tools) -> None:
         time.sleep(0.5)
 
 
+def is_our_own(tools: Tools) -> bool:
+    """Whether the engine is the one that this module starts."""
+    return "DOCKER_HOST" in tools.environment
+
+
 def answers(tools: Tools) -> bool:
     """Whether the engine answers."""
     try:
@@ -153,6 +160,14 @@ def answers(tools: Tools) -> bool:
 
 def stop() -> None:
     """Stop our own engine, if it runs, and wait for its end; its images stay in the cache."""
+    _end_process()
+    # An engine that was killed leaves its folder mounted on itself, and then nobody can remove the folder.
+    folder = cache_folder() / "docker"
+    while folder.is_mount():
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def _end_process() -> None:
     try:
         pid = int((cache_folder() / "docker.pid").read_text())
         if b"dockerd" not in Path(f"/proc/{pid}/cmdline").read_bytes():

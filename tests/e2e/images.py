@@ -102,6 +102,8 @@ def remove_old_images(tools: Tools, keep: str) -> None:
     if old:
         tools.run("docker", "rmi", *old, check=False)
     tools.run("docker", "image", "prune", "--force", check=False)
+    if engine.is_our_own(tools):
+        tools.run("docker", "builder", "prune", "--force", "--keep-storage", "20GB", check=False)
 
 
 def _has(tools: Tools, image: str) -> bool:

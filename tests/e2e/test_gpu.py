@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
+import yaml
 
 from tests.e2e.cluster import Cluster
 from tests.e2e.lab import Lab, wait_for
@@ -64,7 +65,8 @@ def test_api_server_accepts_the_overlay_strictly(lab: Lab, overlay: str) -> None
     documents = lab.documents(overlay)
     namespace = [document for document in documents if document["kind"] == "Namespace"]
     lab.apply(namespace)
-    import yaml
-
-    rest = yaml.safe_dump_all([document for document in documents if document["kind"] != "Namespace"])
-    lab.kubectl("apply", "--dry-run=server", "--validate=strict", "--filename", "-", stdin=rest)
+    rest = [document for document in documents if document["kind"] != "Namespace"]
+    call = ("apply", "--dry-run=server", "--validate=strict", "--filename", "-")
+    said = lab.kubectl(*call, stdin=yaml.safe_dump_all(rest)).splitlines()
+    assert len(said) == len(rest)
+    assert all(line.endswith(" created (server dry run)") for line in said), said

@@ -28,7 +28,7 @@ def job(train: str, validation: str, **sections: Mapping[str, object]) -> dict[s
     values: dict[str, dict[str, object]] = {
         "model": {"config": {"num_hidden_layers": 2}},
         "data": {"train": train, "validation": validation, "max_length": 48},
-        "training": {"epochs": 3, "batch_size_per_worker": 12, "learning_rate": 3e-4},
+        "training": {"epochs": 3, "batch_size_per_worker": 12, "learning_rate": 2e-3},
         "checkpoint": {"every": 5, "keep": 3},
         "scaling": {"workers": 2},
     }

@@ -116,7 +116,7 @@ def test_a_finished_run_says_so_and_one_more_epoch_trains_exactly_that(
 
 
 def _epochs(epochs: int) -> dict[str, object]:
-    return {"epochs": epochs, "batch_size_per_worker": 12, "learning_rate": 3e-4}
+    return {"epochs": epochs, "batch_size_per_worker": 12, "learning_rate": 2e-3}
 
 
 def test_another_learning_rate_or_model_under_the_same_name_is_refused(unbroken: Unbroken, program: Program) -> None:
@@ -124,6 +124,6 @@ def test_another_learning_rate_or_model_under_the_same_name_is_refused(unbroken:
     done = program.run(
         "train", "-c", "unbroken-torch.yaml", "training.learning_rate=1e-3", "data.max_length=32", status=2
     )
-    assert "training.learning_rate: the run has 0.0003, the configuration 0.001" in done.stderr
+    assert "training.learning_rate: the run has 0.002, the configuration 0.001" in done.stderr
     assert "data.max_length: the run has 48, the configuration 32" in done.stderr
     assert "Traceback" not in done.stderr

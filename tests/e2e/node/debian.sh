@@ -9,7 +9,7 @@ echo "no $image can be pulled: making it with debootstrap" >&2
 mirror=$(awk '/^URIs:/ {print $2; exit}' /etc/apt/sources.list.d/*.sources 2> /dev/null || true)
 root=$(mktemp -d)
 trap 'rm -rf "$root" "$root.log"' EXIT
-debootstrap --variant=minbase --include=ca-certificates trixie "$root" "${mirror:-http://deb.debian.org/debian}" > "$root.log" 2>&1 ||
+debootstrap --variant=minbase --include=ca-certificates trixie "$root" ${mirror:+"$mirror"} > "$root.log" 2>&1 ||
   { tail -20 "$root.log" >&2; exit 1; }
 rm -rf "$root.log" "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
 tar -C "$root" -c . | docker import - "$image" > /dev/null
