@@ -29,19 +29,17 @@ $(INSTALLED): requirements/dev.lock requirements/tools.lock pyproject.toml scrip
 train: $(INSTALLED) ## fine-tune the default job (configs/banking77.yaml) on this machine
 	@$(BIN)/pipeline train -c configs/banking77.yaml $(ARGS)
 
-test: lint ## what CI runs: checks, then unit, local Ray and S3 tests, then the core of the kind suite
-	$(BIN)/pytest $(wildcard tests/unit tests/ray tests/s3) -m "$(HERE)" $(ARGS)
-ifneq ($(E2E_CORE),)
-	$(MAKE) test-e2e
-endif
+test: lint ## what CI runs: checks, then unit, gloo, S3 and local Ray tests
+	$(BIN)/pytest tests/unit tests/gloo tests/s3 tests/ray -m "$(HERE) and not slow" $(ARGS)
 
-test-fast: $(INSTALLED) ## unit and local Ray, under 6 minutes
-	$(BIN)/pytest $(wildcard tests/unit tests/ray) -m "$(HERE) and not slow" $(ARGS)
+test-fast: $(INSTALLED) ## unit tests and numbers on bare processes
+	$(BIN)/pytest tests/unit tests/gloo -m "$(HERE) and not slow" $(ARGS)
 
 test-e2e: $(INSTALLED) ## the core of the kind suite; needs Docker
 	$(BIN)/pytest tests/e2e -m e2e $(ARGS)
 
-test-all: test ## and the long fault cases; says what it could not run
+test-all: test ## and killed runs, the kind suite and its long fault cases; says what it could not run
+	$(BIN)/pytest tests/ray -m slow -rs $(ARGS)
 	$(BIN)/pytest tests/e2e -m "e2e or e2e_long" -rs $(ARGS)
 
 test-gpu: $(INSTALLED) ## on a machine with an NVIDIA GPU
@@ -64,8 +62,9 @@ lock: ## requirements/*.lock again; UPGRADE=--upgrade takes newer versions
 	$(COMPILE) pyproject.toml --extra demo -c requirements/dev.lock -o requirements/demo.lock
 	$(COMPILE) pyproject.toml -c requirements/dev.lock -o requirements/runtime.lock
 
-render: $(INSTALLED) ## files that are generated: docs/configuration.md
+render: $(INSTALLED) ## files that are generated: docs/configuration.md, manifests/*.yaml
 	$(BIN)/python -m pipeline.reference > docs/configuration.md
+	$(BIN)/python manifests/render.py
 
 bench: $(INSTALLED) ## both engines against a bare loop; writes bench/results.json
 	@$(BIN)/python -m bench $(ARGS)
