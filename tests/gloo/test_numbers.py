@@ -11,6 +11,7 @@ import pytest
 from tests.gloo import cases
 from tests.gloo.world import World
 
+pytestmark = pytest.mark.timeout(600)
 Worlds = Callable[[int], World]
 Job = Callable[..., Any]
 

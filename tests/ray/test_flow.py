@@ -10,6 +10,8 @@ from pipeline import checkpoint
 from pipeline.storage import Store
 from tests.ray.conftest import Program, _engine, job, lines_of, result_of
 
+# Each whole run is a start of Ray, about two minutes on two cores.
+pytestmark = pytest.mark.timeout(1500)
 Unbroken = Callable[[str], Store]
 STEPS = 39  # 307 rows in global batches of 24 are 13 steps an epoch
 

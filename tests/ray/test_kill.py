@@ -12,7 +12,7 @@ import pytest
 from pipeline.storage import Store
 from tests.ray.conftest import DEADLINE_S, Program, _engine, job, lines_of, result_of, wait_for_checkpoint
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 Unbroken = Callable[[str], Store]
 
 

@@ -12,7 +12,7 @@ from pipeline import checkpoint
 from pipeline.storage import Store
 from tests.ray.conftest import DEADLINE_S, Program, _engine, job, result_of, wait_for_checkpoint
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 def _servers(data_dir: Path) -> list[int]:
