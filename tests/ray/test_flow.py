@@ -79,6 +79,7 @@ def test_the_log_of_each_rank_is_in_the_store(unbroken: Unbroken) -> None:
     assert "saved checkpoint-00000039-a001" in logs["logs/attempt-001-rank-000.log"]
 
 
+@pytest.mark.slow
 def test_runs_are_listed_shown_and_exported(unbroken: Unbroken, program: Program, tmp_path: Path) -> None:
     run = unbroken("ray")
     listed = json.loads(program.run("runs", "list", "--json").stdout)
@@ -98,6 +99,7 @@ def test_runs_are_listed_shown_and_exported(unbroken: Unbroken, program: Program
     assert not (tmp_path / "model" / "optimizer.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_so_and_one_more_epoch_trains_exactly_that(
     unbroken: Unbroken, program: Program, store: Store
 ) -> None:
@@ -121,6 +123,7 @@ def _epochs(epochs: int) -> dict[str, object]:
     return {"epochs": epochs, "batch_size_per_worker": 12, "learning_rate": 2e-3}
 
 
+@pytest.mark.slow
 def test_another_learning_rate_or_model_under_the_same_name_is_refused(unbroken: Unbroken, program: Program) -> None:
     unbroken("torch")
     done = program.run(
