@@ -75,10 +75,11 @@ def main() -> None:
             print(f"round {number + 1} of {ROUNDS}: bare loop {bare:.1f} rows/s", file=sys.stderr, flush=True)
     ratios["padding_ratio"] = [padding_ratio(Config().data.bucket_batches, epoch) for epoch in range(ROUNDS)]
     machine = f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, Python {platform.python_version()}"
-    results = {"machine": machine, "ratios": {name: _entry(name, values) for name, values in ratios.items()}}
+    entries = {name: _entry(name, values) for name, values in ratios.items()}
+    results = {"machine": machine, "ratios": entries}
     Path("bench/results.json").write_text(json.dumps(results, indent=1) + "\n")
     table = Table("ratio", "median", "min", "max", "goal", title=machine)
-    for name, entry in results["ratios"].items():  # type: ignore[attr-defined]
+    for name, entry in entries.items():
         table.add_row(name, *(f"{entry[key]:.3f}" for key in ("median", "min", "max", "goal")))
     Console().print(table)
 

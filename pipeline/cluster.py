@@ -5,7 +5,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -156,7 +156,8 @@ def _start(options: dict[str, Any]) -> None:
             ray.shutdown()
             # Daemons of the failed start: Ray forgets them, and they would slow down the next.
             for process in set(ours.children(recursive=True)) - before:
-                process.kill()
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
             words = str(error).strip().splitlines()[0]
             if attempt == STARTS:
                 raise RunError(f"Ray does not start or answer ({options['address']}): {words}") from error

@@ -121,8 +121,9 @@ class TorchBatches:
     ) -> None:
         workers = accelerator.num_processes
         train = tokenised(config, facts, "train")
-        self.plan = train_plan(config, index_of(train), workers)
-        self.truncated = index_of(train).truncated
+        index = index_of(train)
+        self.plan = train_plan(config, index, workers)
+        self.truncated = index.truncated
         self.steps = total_steps(config, self.plan)
         self.sampler = SlotSampler(self.plan)
         loader = DataLoader(cast(Any, Rows(train, self.plan)), batch_sampler=self.sampler, collate_fn=collate)
