@@ -13,10 +13,10 @@ from typing import Literal, cast
 import pyarrow as pa
 
 from pipeline.config import Data, Storage
-from pipeline.data import delimited, jsonl, listing, parquet
+from pipeline.data import arrow, delimited, hub, jsonl, listing, parquet, saved
 from pipeline.errors import StorageError, UserError
 
-Format = Literal["csv", "jsonl", "parquet"]
+Format = Literal["csv", "jsonl", "parquet", "arrow"]
 SUFFIXES: dict[str, Format] = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -25,9 +25,12 @@ SUFFIXES: dict[str, Format] = {
     ".json": "jsonl",
     ".parquet": "parquet",
     ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
 }
+COLUMNAR = {"parquet": parquet.tables, "arrow": arrow.tables}
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-SUPPORTED = ".csv, .tsv, .jsonl, .ndjson, .json (each also .gz, .bz2 or .zst) and .parquet"
+SUPPORTED = ".csv, .tsv, .jsonl, .ndjson, .json (each also .gz, .bz2 or .zst), .parquet and .arrow"
 REQUESTS = 16  # at once, for the tags of objects
 
 
@@ -35,8 +38,8 @@ REQUESTS = 16  # at once, for the tags of objects
 class DataFile:
     """One input file.
 
-    `path` is absolute, or an `s3://` address; `size` in bytes; `tag` the SHA-256 of a local file's content, the ETag
-    of an S3 object.
+    `path` is absolute, or an `s3://` or `hf://` address; `size` in bytes; `tag` the SHA-256 of a local file's content,
+    the ETag of an S3 object, the hash that the hub gives for one of its files.
     """
 
     path: str
@@ -53,15 +56,18 @@ class DataFile:
 def find(paths: str | list[str], data: Data, storage: Storage, field: str = "data.train") -> list[DataFile]:
     """The files that the paths name, each once, in order of their paths.
 
-    A path is a file, a glob (`*`, `?`, `[...]`, `**` for any depth), a folder (all data files in it, however deep) or
-    an `s3://` address of one of these. Names that begin with `.` or `_` are left out unless named so. Raises UserError
-    with all problems, each naming `field`: nothing found, a suffix of no known format, a place that cannot be read.
+    A path is a file, a glob (`*`, `?`, `[...]`, `**` for any depth), a folder (all data files in it, however deep), an
+    `s3://` address of one of these, or a data set of the Hugging Face hub (`pipeline/data/hub.py`). Names that begin
+    with `.` or `_` are left out unless named so. Of a place that holds several splits, the one that `field` is called
+    after is taken. Raises UserError with all problems, each naming `field`: nothing found, a suffix of no known format,
+    a place that cannot be read.
     """
     problems: list[str] = []
     found: dict[str, tuple[listing.Found, Format]] = {}
+    split = field.rpartition(".")[2]
     for path in [paths] if isinstance(paths, str) else paths:
         try:
-            for match, kind in _chosen(path, data, storage):
+            for match, kind in _chosen(path, data, storage, split):
                 found[match.path] = (match, kind)
         except UserError as error:
             # The store's own messages name the field that it is configured by.
@@ -75,7 +81,7 @@ def find(paths: str | list[str], data: Data, storage: Storage, field: str = "dat
     chosen = [found[path] for path in sorted(found)]
     try:
         with ThreadPoolExecutor(REQUESTS) as pool:
-            tags = list(pool.map(lambda each: listing.tag(each[0].path, storage), chosen))
+            tags = list(pool.map(lambda each: each[0].tag or listing.tag(each[0].path, storage), chosen))
     except (OSError, StorageError) as error:
         raise UserError(f"{field}: cannot be read: {_reason(error)}") from error
     return [DataFile(match.path, match.size, tag, kind) for (match, kind), tag in zip(chosen, tags, strict=True)]
@@ -86,7 +92,7 @@ def read(
 ) -> Iterator[pa.Table]:
     """Yield the asked columns of a file as tables of 1 to `batch_rows` rows, in file order; none for an empty file.
 
-    The file is streamed. CSV columns are strings without nulls; those of JSONL and Parquet have the types as written
+    The file is streamed. CSV columns are strings without nulls; those of the other formats have the types as written
     (string, int64, float64, bool, lists of them), and two tables of one JSONL file may differ in type where the file
     does. Raises UserError, its lines beginning with the file's name, for a missing column, a malformed row (numbered
     from 1), bytes that are not `data.encoding` and a damaged file; StorageError when a store fails.
@@ -94,9 +100,9 @@ def read(
     columns = list(dict.fromkeys(columns))
     try:
         filesystem, path = listing.resolve(file.path, storage)
-        if file.format == "parquet":
+        if file.format in COLUMNAR:
             with filesystem.open_input_file(path) as source:
-                yield from parquet.tables(source, file.name, columns, batch_rows)
+                yield from COLUMNAR[file.format](source, file.name, columns, batch_rows)
             return
         compression = COMPRESSIONS.get(Path(listing.bare(file.path).lower()).suffix)
 
@@ -115,9 +121,9 @@ def read(
 
 
 def format_of(path: str, data: Data) -> Format | None:
-    """The format by the configuration, else by the file's suffix; None for an unknown one, or compressed Parquet."""
+    """The format by the configuration, else by the file's suffix; None for an unknown one, or Parquet in a `.gz`."""
     kind = suffix_format(path) if data.format == "auto" else data.format
-    return None if kind == "parquet" and Path(listing.bare(path).lower()).suffix in COMPRESSIONS else kind
+    return None if kind in COLUMNAR and Path(listing.bare(path).lower()).suffix in COMPRESSIONS else kind
 
 
 def suffix_format(path: str) -> Format | None:
@@ -126,9 +132,11 @@ def suffix_format(path: str) -> Format | None:
     return SUFFIXES.get(Path(name.stem).suffix if name.suffix in COMPRESSIONS else name.suffix)
 
 
-def _chosen(path: str, data: Data, storage: Storage) -> list[tuple[listing.Found, Format]]:
-    matches, is_folder = listing.matching(path, storage)
+def _chosen(path: str, data: Data, storage: Storage, split: str) -> list[tuple[listing.Found, Format]]:
+    on_hub = hub.address(path)
+    matches, is_folder = hub.matching(on_hub, split) if on_hub else listing.matching(path, storage)
     if is_folder:
+        matches = saved.rows_only(matches, path, split, storage)
         # Beside its data a folder may hold a README; with a format given, also data files without a suffix.
         suffixed = [match for match in matches if suffix_format(match.path) is not None]
         if data.format != "auto":
