@@ -15,10 +15,7 @@ def tables(source: pa.NativeFile, name: str, columns: list[str], batch_rows: int
 
     Raises UserError for a missing column and for what `conformed` refuses; pyarrow's own errors for a damaged file.
     """
-    with_footer = source.read(len(MAGIC)) == MAGIC
-    source.seek(0)
-    with ipc.open_file(source) if with_footer else ipc.open_stream(source) as reader:
-        schema = reader.schema
+    schema, with_footer = _schema(source)
     require(columns, schema.names, name)
     # Only these are read and decompressed.
     options = ipc.IpcReadOptions(included_fields=sorted(schema.get_field_index(column) for column in columns))
@@ -31,6 +28,19 @@ def tables(source: pa.NativeFile, name: str, columns: list[str], batch_rows: int
             for start in range(0, len(table), batch_rows):
                 yield table.slice(start, batch_rows)
             number += len(table)
+
+
+def names(source: pa.NativeFile) -> list[str]:
+    """Names of all columns."""
+    return list(_schema(source)[0].names)
+
+
+def _schema(source: pa.NativeFile) -> tuple[pa.Schema, bool]:
+    """The schema of a file and whether it has the form with a footer."""
+    with_footer = source.read(len(MAGIC)) == MAGIC
+    source.seek(0)
+    with ipc.open_file(source) if with_footer else ipc.open_stream(source) as reader:
+        return reader.schema, with_footer
 
 
 def _opened(source: pa.NativeFile, with_footer: bool, options: ipc.IpcReadOptions) -> ipc.RecordBatchReader:

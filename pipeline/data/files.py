@@ -6,14 +6,16 @@ Both engines read through `read`, so a text is the same in both.
 import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import pyarrow as pa
 
 from pipeline.config import Data, Storage
 from pipeline.data import arrow, delimited, hub, jsonl, listing, parquet, saved
+from pipeline.data.decoding import Opener
 from pipeline.errors import StorageError, UserError
 
 Format = Literal["csv", "jsonl", "parquet", "arrow"]
@@ -28,7 +30,9 @@ SUFFIXES: dict[str, Format] = {
     ".arrow": "arrow",
     ".feather": "arrow",
 }
-COLUMNAR = {"parquet": parquet.tables, "arrow": arrow.tables}
+# Modules with the functions `tables` and `names`.
+COLUMNAR: dict[str, Any] = {"parquet": parquet, "arrow": arrow}
+TEXTUAL: dict[str, Any] = {"csv": delimited, "jsonl": jsonl}
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 SUPPORTED = ".csv, .tsv, .jsonl, .ndjson, .json (each also .gz, .bz2 or .zst), .parquet and .arrow"
 REQUESTS = 16  # at once, for the tags of objects
@@ -98,20 +102,44 @@ def read(
     from 1), bytes that are not `data.encoding` and a damaged file; StorageError when a store fails.
     """
     columns = list(dict.fromkeys(columns))
-    try:
-        filesystem, path = listing.resolve(file.path, storage)
+    with _told(file):
         if file.format in COLUMNAR:
-            with filesystem.open_input_file(path) as source:
-                yield from COLUMNAR[file.format](source, file.name, columns, batch_rows)
-            return
-        compression = COMPRESSIONS.get(Path(listing.bare(file.path).lower()).suffix)
+            with _source(file, storage) as source:
+                yield from COLUMNAR[file.format].tables(source, file.name, columns, batch_rows)
+        else:
+            yield from TEXTUAL[file.format].tables(_opener(file, storage), file.name, columns, data, batch_rows)
 
-        def opened() -> io.RawIOBase:
-            stream = filesystem.open_input_stream(path, compression=compression, buffer_size=delimited.BUFFER)
-            return cast(io.RawIOBase, stream)  # it has all that is used of one
 
-        tables = delimited.tables if file.format == "csv" else jsonl.tables
-        yield from tables(opened, file.name, columns, data, batch_rows)
+def columns_of(file: DataFile, data: Data, storage: Storage) -> list[str]:
+    """Names of all columns of a file; of a JSONL file the keys of its first rows. Raises as `read` does."""
+    with _told(file):
+        if file.format in COLUMNAR:
+            with _source(file, storage) as source:
+                return COLUMNAR[file.format].names(source)
+        return TEXTUAL[file.format].names(_opener(file, storage), file.name, data)
+
+
+def _source(file: DataFile, storage: Storage) -> pa.NativeFile:
+    filesystem, path = listing.resolve(file.path, storage)
+    return filesystem.open_input_file(path)
+
+
+def _opener(file: DataFile, storage: Storage) -> Opener:
+    filesystem, path = listing.resolve(file.path, storage)
+    compression = COMPRESSIONS.get(Path(listing.bare(file.path).lower()).suffix)
+
+    def opened() -> io.RawIOBase:
+        stream = filesystem.open_input_stream(path, compression=compression, buffer_size=delimited.BUFFER)
+        return cast(io.RawIOBase, stream)  # it has all that is used of one
+
+    return opened
+
+
+@contextmanager
+def _told(file: DataFile) -> Iterator[None]:
+    """What goes wrong with a file, as an error of ours that names it."""
+    try:
+        yield
     except FileNotFoundError:
         raise UserError(f"{file.name}: is not there any more") from None
     except (OSError, pa.ArrowException) as error:

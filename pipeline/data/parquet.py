@@ -27,3 +27,9 @@ def tables(source: pa.NativeFile, name: str, columns: list[str], batch_rows: int
             if len(batch):
                 yield conformed(table, name, number)
             number += len(batch)
+
+
+def names(source: pa.NativeFile) -> list[str]:
+    """Names of all columns."""
+    with pq.ParquetFile(source) as file:
+        return list(file.schema_arrow.names)
