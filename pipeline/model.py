@@ -139,6 +139,9 @@ def load_tokenizer(model: Model, storage: Storage) -> Any:
         raise UserError(f"model.path: no tokenizer in {model.path}: {_first_line(error)}") from error
     if not tokenizer.is_fast:
         raise UserError(f"model.path: {model.path} has only a slow tokenizer; expected one with tokenizer.json")
+    if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):
+        # Without its files the library makes an empty one, for which every word is unknown.
+        raise UserError(f"model.path: no tokenizer in {model.path}; expected tokenizer.json beside config.json")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

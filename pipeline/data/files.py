@@ -54,7 +54,12 @@ class DataFile:
     @property
     def name(self) -> str:
         """How messages name the file: relative to the working directory if it lies below it."""
-        return self.path.removeprefix(f"{Path.cwd()}/")
+        return named(self.path)
+
+
+def named(path: str) -> str:
+    """A path as messages have it."""
+    return path.removeprefix(f"{Path.cwd()}/")
 
 
 def find(paths: str | list[str], data: Data, storage: Storage, field: str = "data.train") -> list[DataFile]:
@@ -177,7 +182,7 @@ def _chosen(path: str, data: Data, storage: Storage, split: str) -> list[tuple[l
     for match in matches:
         kind = format_of(match.path, data)
         if kind is None:
-            problems.append(f"{match.path}: unknown suffix; give data.format, or one of {SUPPORTED}")
+            problems.append(f"{named(match.path)}: unknown suffix; give data.format, or one of {SUPPORTED}")
         else:
             chosen.append((match, kind))
     if problems:
