@@ -166,6 +166,39 @@ def test_check_tells_files_columns_labels_lengths_and_first_rows(files: Callable
     assert found["validation"]["labels"] == {"a": 0, "b": 1}
 
 
+@pytest.mark.parametrize(
+    ("task", "cells", "labels", "first"),
+    [
+        ("regression", ["1.5", "-2"], {}, ("1.5", 1.5)),
+        ("multi-label", ["b|a", ""], {"a": 1, "b": 1}, ("b|a", [1.0, 1.0])),
+        ("text-classification", ["10", "9.0"], {"9": 1, "10": 1}, ("10", 1)),
+    ],
+)
+def test_check_shows_what_labels_are_trained_as_in_every_task(
+    files: Callable[..., list[str]], task: str, cells: list[str], labels: dict[str, int], first: tuple[str, Any]
+) -> None:
+    content = "a,b,category\n" + "".join(f"one,two,{cell}\n" for cell in cells)
+    more = [f"model.task={task}", "data.columns={text: a, text_pair: b}"]
+    found = details("data", *files(content, content), *more)["train"]
+    assert found["labels"] == labels
+    assert (found["first_rows"][0]["label"], found["first_rows"][0]["target"]) == first
+    assert found["first_rows"][0]["text"] == "[CLS] one [SEP] two [SEP]"
+
+
+def test_the_saved_mapping_of_labels_is_that_of_the_data(files: Callable[..., list[str]]) -> None:
+    from pipeline.data.inspect import inspect
+    from pipeline.model import load_config
+    from pipeline.run import RunFolder
+
+    config = load(None, files("text,category\nx,2\ny,1.0\n", "text,category\nx,1\n"), {})
+    facts = inspect(config)
+    folder = RunFolder.of(config)
+    folder.take_over(config, facts)
+    assert json.loads(folder.store.read("data.json"))["labels"] == ["1", "2"]
+    model = load_config(config.model, config.storage, facts.labels)
+    assert (model.id2label, model.label2id) == ({0: "1", 1: "2"}, {"1": 0, "2": 1})
+
+
 def test_check_measures_a_share_of_the_rows_where_there_are_many(
     files: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
