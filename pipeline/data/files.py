@@ -115,7 +115,7 @@ def read(
             yield from TEXTUAL[file.format].tables(_opener(file, storage), file.name, columns, data, batch_rows)
 
 
-def columns_of(file: DataFile, data: Data, storage: Storage) -> list[str]:
+def header_of(file: DataFile, data: Data, storage: Storage) -> list[str]:
     """Names of all columns of a file; of a JSONL file the keys of its first rows. Raises as `read` does."""
     with _told(file):
         if file.format in COLUMNAR:

@@ -120,7 +120,7 @@ def _named(split: Split, label_type: str, ledger: Ledger) -> dict[str, Seen]:
     reading = readings[label_type]
     for (kind, value), seen in split.values.items():
         place = f"data.{split.name}: {seen.file.name} row {seen.row}: label"
-        if value == "":
+        if value == "" or value != value:  # pandas writes NaN for what is missing
             ledger.note(("empty", seen.file.path), f"{place} is empty; each row needs a label", seen.count)
             continue
         name = reading(value) if kind == "csv" else class_name(value)

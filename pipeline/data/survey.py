@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from pipeline.config import Config
 from pipeline.data.facts import Facts
-from pipeline.data.files import columns_of, read
+from pipeline.data.files import header_of, read
 from pipeline.data.tokens import Tokeniser
 from pipeline.model import load_tokenizer
 
@@ -33,7 +33,7 @@ def _split(config: Config, facts: Facts, split: str) -> dict[str, Any]:
             for file, count in zip(files, facts.rows_per_file[split], strict=True)
         ],
         "rows": rows,
-        "columns": columns_of(filled[0], config.data, config.storage),
+        "columns": header_of(filled[0], config.data, config.storage),
         "empty_texts": facts.empty_texts.get(split, 0),
         "labels": facts.label_counts.get(split, {}),
         **_lengths(config, facts, split),
@@ -78,12 +78,13 @@ def _first_rows(config: Config, facts: Facts, split: str) -> list[dict[str, Any]
     tokenizer = load_tokenizer(config.model, config.storage)
     table = next(_rows(config, facts, split, tokeniser.columns, 1)).slice(0, FIRST_ROWS)
     tokens = tokeniser(table)
-    return [
-        {"text": tokenizer.decode(ids), "tokens": len(ids), "label": label, "target": target}
-        for ids, label, target in zip(
-            tokens["input_ids"].to_pylist(),
-            table[config.data.columns.label].to_pylist(),
-            tokens["label"].to_pylist(),
-            strict=True,
-        )
+    shown = {"label": (table, config.data.columns.label), "target": (tokens, "label")}
+    found: list[dict[str, Any]] = [
+        {"text": tokenizer.decode(ids), "tokens": len(ids)} for ids in tokens["input_ids"].to_pylist()
     ]
+    for key, (source, column) in shown.items():
+        # A task without labels of its own has neither column.
+        values = source[column].to_pylist() if column in source.column_names else [None] * len(found)
+        for row, value in zip(found, values, strict=True):
+            row[key] = value
+    return found

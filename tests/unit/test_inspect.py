@@ -311,6 +311,11 @@ def test_minus_one_in_validation_only_is_refused_as_no_label(write: Write) -> No
     assert "test.jsonl row 1: label -1 marks rows without a label" in found
 
 
+def test_nan_is_a_missing_label(write: Write) -> None:
+    write("train.parquet", pa.table({"text": ["a", "b", "c"], "label": [1.0, float("nan"), 0.0]}))
+    assert problems(config()) == ["data.train: train.parquet row 2: label is empty; each row needs a label"]
+
+
 def test_a_fraction_is_no_class(write: Write) -> None:
     write("train.jsonl", labelled(0, 0.5, 1))
     (found,) = problems(config())
