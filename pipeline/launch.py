@@ -13,26 +13,13 @@ from pipeline import checkpoint, cluster, loop, tracking
 from pipeline.config import Config
 from pipeline.errors import RunError, StorageError, UserError
 from pipeline.preflight import Check, Prepared, preflight
-from pipeline.progress import Display
+from pipeline.progress import Display, LatestValues
 from pipeline.result import Result, versions
 from pipeline.run import METRICS, RunFolder
 from pipeline.storage import resolve
 from pipeline.worker import Job, train_loop_per_worker
 
 LOGGER = logging.getLogger("pipeline")
-
-
-class _Board:
-    """Newest progress values, between rank 0 and the driver."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, Any] = {}
-
-    def post(self, values: dict[str, Any]) -> None:
-        self._values |= values
-
-    def read(self) -> dict[str, Any]:
-        return self._values
 
 
 def check(config: Config) -> list[Check]:
@@ -88,7 +75,7 @@ def _fit(prepared: Prepared, folder: RunFolder, capacity: cluster.Capacity, bega
     folder.take_over(config, facts)
     use_gpu = cluster.uses_gpu(config, capacity)
     resources = cluster.per_worker(config, use_gpu)
-    board = ray.remote(num_cpus=0)(_Board).remote()
+    board = ray.remote(num_cpus=0)(LatestValues).remote()
     job = Job(config, facts, folder.owner, _threads(config, capacity, resources), None, board)
     settings: dict[str, Any] = {}
     if config.data.engine == "ray":

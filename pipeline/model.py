@@ -1,6 +1,7 @@
 """Models and tokenizers by `package:NAME`, local folder, `s3://` URI or hub name; weights only as safetensors."""
 
 import importlib.util
+import logging
 import os
 import shutil
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from filelock import FileLock
 from pipeline.config import Model, Storage
 from pipeline.errors import UserError
 
+LOGGER = logging.getLogger("pipeline")
 PROBLEM_TYPES = {
     "text-classification": "single_label_classification",
     "regression": "regression",
@@ -153,16 +155,36 @@ def load_model(model: Model, storage: Storage, labels: list[str]) -> Any:
         # Decoders find the end of a text by it.
         config.pad_token_id = load_tokenizer(model, storage).pad_token_id
     try:
-        return AutoModelForSequenceClassification.from_pretrained(
+        loaded, report = AutoModelForSequenceClassification.from_pretrained(
             locate(model, storage),
             config=config,
             revision=model.revision,
             dtype=torch.float32,
             use_safetensors=True,
             ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
     except (OSError, ValueError) as error:
         raise UserError(f"model.path: the weights of {model.path} cannot be loaded: {_first_line(error)}") from error
+    _check_loaded(model, loaded, report)
+    return loaded
+
+
+def _check_loaded(model: Model, loaded: Any, report: dict[str, Any]) -> None:
+    """A new head is expected; a body that starts at random would train, and be silently worse.
+
+    Raises:
+        UserError: most of the body's weights were not in the files.
+    """
+    new = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
+    body = [name for name, _ in loaded.named_parameters() if name.startswith(f"{loaded.base_model_prefix}.")]
+    absent = [name for name in body if name in new]
+    if len(absent) * 2 > len(body):
+        raise UserError(
+            f"model.path: {len(absent)} of {len(body)} weights of a {type(loaded).__name__} are not in {model.path}, "
+            f"e.g. {absent[0]}; expected the weights of that kind of model, or model.from_scratch: true"
+        )
+    LOGGER.info("weights that start at random: %s", ", ".join(sorted(new)) or "none")
 
 
 def describe(model: Model, storage: Storage) -> ModelFacts:

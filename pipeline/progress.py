@@ -14,6 +14,21 @@ LINE_EVERY_S = 10.0
 POLL_EVERY_S = 0.5
 
 
+class LatestValues:
+    """Newest progress values, between rank 0 and the driver; an actor, here because this module imports little."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+
+    def post(self, values: dict[str, Any]) -> None:
+        """Newer values of some keys."""
+        self._values |= values
+
+    def read(self) -> dict[str, Any]:
+        """All keys."""
+        return self._values
+
+
 def _time_left(values: dict[str, Any], seconds: float, first: int) -> str:
     done = values["step"] - first
     if done <= 0:

@@ -24,6 +24,9 @@ from pipeline.tracking import Board, Recorder
 LOGGER = logging.getLogger("pipeline")
 # A node that is drained has about 30 s; asking is a round trip of all ranks to an actor.
 PREEMPTION_EVERY_S = 2.0
+# Checkpoints on a node's disk that are still on their way to storage; a slow store holds training up before the disk
+# fills, and a run that is lost repeats no more than the steps since the one before.
+UNDER_WAY = 1
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,9 @@ class Reporter:
         if not save:
             ray.train.report(metrics)
             return
+        for upload in self._uploads[:-UNDER_WAY]:
+            upload.wait(self._config.checkpoint.upload_timeout_s)
+        self._uploads = self._uploads[-UNDER_WAY:]
         name = checkpoint.Name(self._attempt, state.step)
         local = self._scratch / str(name)
         parts = self._parts

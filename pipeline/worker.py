@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import shutil
 import socket
 import tempfile
@@ -10,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray.train
 import torch
+import transformers
 
 from pipeline import assembly, checkpoint, loop, strategy
 from pipeline.config import Config
@@ -57,6 +60,9 @@ class Job:
 def train_loop_per_worker(values: dict[str, Any]) -> dict[str, Any]:
     """Train; rank 0 returns what `result.json` is made of, or `problems` that no retry would solve."""
     job, place = Job.from_dict(values), Place.found()
+    # Their tables and bars fill the job's log; what of it matters, model.py says itself.
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(job.threads)
     accelerator = strategy.accelerator(job.config, place.device)
     strategy.prove(accelerator, place.rank, place.local_rank, place.world_size, place.device)
@@ -64,7 +70,7 @@ def train_loop_per_worker(values: dict[str, Any]) -> dict[str, Any]:
     attempt, name, problems = _agree(accelerator, lambda: _claim(folder, place))
     if problems:
         return {"problems": problems}
-    scratch = Path(tempfile.mkdtemp(prefix="pipeline-"))
+    scratch = _scratch()
     log = LogFile(folder.store, f"attempt-{attempt:03d}-rank-{place.rank:03d}", scratch / "logs")
     log.open()
     try:
@@ -82,6 +88,15 @@ def train_loop_per_worker(values: dict[str, Any]) -> dict[str, Any]:
     finally:
         log.close()
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _scratch() -> Path:
+    """A folder for checkpoints on their way; those that killed workers left behind go first."""
+    for folder in Path(tempfile.gettempdir()).glob("pipeline-worker-*-*"):
+        owner = folder.name.split("-")[2]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"pipeline-worker-{os.getpid()}-"))
 
 
 def _claim(folder: RunFolder, place: Place) -> tuple[int, str | None, list[str]]:

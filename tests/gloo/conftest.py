@@ -20,12 +20,13 @@ LABELS = ("card_arrival", "exchange_rate", "lost_or_stolen_card", "top_up_limits
 
 
 @pytest.fixture(scope="session")
-def world() -> Iterator[Callable[[int], World]]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], World]]:
+    scratch = str(tmp_path_factory.mktemp("worlds"))
     worlds: dict[int, World] = {}
 
     def of(size: int) -> World:
         if size not in worlds:
-            worlds[size] = World(size)
+            worlds[size] = World(size, scratch)
         return worlds[size]
 
     yield of
@@ -33,20 +34,20 @@ def world() -> Iterator[Callable[[int], World]]:
         started.close()
 
 
-def _rows(name: str) -> list[dict[str, str]]:
+def _rows(name: str, every_class: bool) -> list[dict[str, str]]:
     with (DATA / name).open(newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if row["category"] in LABELS]
+        return [row for row in csv.DictReader(file) if every_class or row["category"] in LABELS]
 
 
 @pytest.fixture(scope="session")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Config, Facts]]:
-    """A configuration on the first rows of six classes of Banking77, and the facts of its data."""
+    """A configuration on rows of six classes of Banking77 (all 77 for the whole test set), and its facts."""
     folder = tmp_path_factory.mktemp("rows")
 
     def make(rows: int = 211, eval_rows: int = 101, **sections: dict[str, object]) -> tuple[Config, Facts]:
         paths = {}
         for split, source, count in (("train", "train.csv", rows), ("validation", "test.csv", eval_rows)):
-            found = _rows(source)
+            found = _rows(source, every_class=eval_rows > 1000)
             # Every n-th row, so that all classes are there.
             chosen = [found[number * len(found) // count] for number in range(count)]
             paths[split] = folder / f"{split}-{count}.csv"

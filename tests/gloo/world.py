@@ -12,10 +12,10 @@ from typing import Any
 DEADLINE_S = 120.0
 
 
-def _member(rank: int, size: int, port: int, pipe: Connection) -> None:
+def _member(rank: int, size: int, port: int, scratch: str, pipe: Connection) -> None:
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "TMPDIR": scratch,
     }  # fmt: skip
     import torch
     from accelerate.state import AcceleratorState
@@ -31,9 +31,9 @@ def _member(rank: int, size: int, port: int, pipe: Connection) -> None:
 
 
 class World:
-    """`size` processes in one gloo group (a single one is no group at all)."""
+    """`size` processes in one gloo group (a single one is no group at all), with temporary files in `scratch`."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, scratch: str) -> None:
         context = multiprocessing.get_context("spawn")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -41,7 +41,7 @@ class World:
         self._pipes, self._processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_member, args=(rank, size, port, theirs), daemon=True)
+            process = context.Process(target=_member, args=(rank, size, port, scratch, theirs), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
