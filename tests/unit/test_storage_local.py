@@ -229,6 +229,7 @@ def test_the_probe_of_a_good_folder_leaves_nothing(tmp_path: Path) -> None:
         ("list", None),
         ("write", None),
         ("read", None),
+        ("claim", None),
         ("delete", None),
     ]
     assert list(tmp_path.iterdir()) == []
