@@ -249,7 +249,8 @@ EXPIRED = (
 )
 MEANING = {
     "NoSuchBucket": "the bucket does not exist; create it, or correct storage.path",
-    "InvalidAccessKeyId": "the store does not know this access key id; check AWS_ACCESS_KEY_ID or the profile",
+    "InvalidAccessKeyId": "the store does not know this access key id, or no longer; check AWS_ACCESS_KEY_ID or the "
+    "profile",
     "SignatureDoesNotMatch": "the secret access key does not belong to this access key id; "
     "check AWS_SECRET_ACCESS_KEY or the profile",
     "RequestTimeTooSkewed": "this machine's clock and the store's differ by more than 15 minutes; set the clock (NTP)",
