@@ -12,8 +12,10 @@ A checkpoint is a folder `checkpoint-SSSSSSSS-aNNN` (step, attempt) in the run's
 Only a folder with its manifest counts. Nothing in it is unpickled.
 """
 
+import functools
 import hashlib
 import json
+import logging
 import random
 import re
 import time
@@ -29,6 +31,7 @@ from safetensors.torch import load_file, save_file
 from pipeline.errors import RunError
 from pipeline.storage import Store
 
+LOGGER = logging.getLogger("pipeline")
 NAME = re.compile(r"checkpoint-(\d{8,})-a(\d{3,})")
 MANIFEST = "manifest.json"
 
@@ -51,9 +54,36 @@ class Name:
 
 
 def complete(run: Store) -> list[Name]:
-    """Checkpoints of a run that have their manifest, oldest first."""
+    """Checkpoints of a run that have their manifest and every file of it at its full size, oldest first.
+
+    One whose files were cut or lost after it was saved is left out, with a warning; it costs a listing and a small read
+    for each checkpoint.
+    """
     names = [name for folder in run.folders() if (name := Name.parse(folder))]
-    return sorted(name for name in names if run.exists(f"{name}/{MANIFEST}"))
+    return sorted(name for name in names if _is_complete(run, name))
+
+
+def _is_complete(run: Store, name: Name) -> bool:
+    sizes = {entry.name.removeprefix(f"{name}/"): entry.size for entry in run.list(str(name))}
+    found = run.read_tagged(f"{name}/{MANIFEST}") if MANIFEST in sizes else None
+    if found is None:
+        return False  # not finished, or just being deleted
+    try:
+        expected = {file: int(facts["size"]) for file, facts in json.loads(found[0])["files"].items()}
+    except (ValueError, LookupError, TypeError, AttributeError):
+        _warn(f"{run.uri}/{name}/{MANIFEST} is damaged; the checkpoint is left out")
+        return False
+    for file, size in expected.items():
+        if sizes.get(file) != size:
+            has = f"has {sizes[file]} bytes" if file in sizes else "is missing"
+            _warn(f"{run.uri}/{name}/{file} {has}, and was saved with {size}; the checkpoint is left out")
+            return False
+    return True
+
+
+@functools.cache  # once in a process, though checkpoints are looked for at every save
+def _warn(words: str) -> None:
+    LOGGER.warning("%s", words)
 
 
 def save(
@@ -252,5 +282,8 @@ def download(
         path.parent.mkdir(parents=True, exist_ok=True)
         source.download(relative, path)
         if digest(path) != expected["sha256"]:
-            raise RunError(f"{name}/{relative}: its sha256 is not that of the manifest; the file was changed or cut")
+            raise RunError(
+                f"{source.uri}/{relative}: its sha256 is not that of the manifest, so the file was changed or cut; "
+                f"delete the folder {source.uri}, and the run goes on from the checkpoint before it"
+            )
     return manifest

@@ -30,6 +30,15 @@ class Run(Section):
     max_failures: int = Field(
         3, ge=0, le=1000, description="How many times lost workers are replaced within one start of the driver."
     )
+    stall_timeout_s: float = Field(
+        1800,
+        ge=1,
+        description="Seconds without a new activity (batch, step, evaluation batch, save) after which a worker is "
+        "ended, its rank, step and last activity are said, and all workers start again. Well above the longest step.",
+    )
+    collective_timeout_s: int = Field(
+        1800, ge=1, description="Seconds for which a rank waits in a collective for the others; then the same."
+    )
 
     @field_validator("name")
     @classmethod
@@ -119,7 +128,12 @@ class Training(Section):
     class_weights: Literal["balanced"] | dict[str, float] | None = Field(
         None, description="Weight of each class in the loss; `balanced` is rows / (classes x rows of the class)."
     )
-    stop_on_bad_loss: bool = Field(True, description="End the run at the first NaN or infinite loss.")
+    stop_on_bad_loss: bool = Field(
+        True,
+        description="End the run at the first NaN or infinite loss or gradient norm, with step and rate; nothing of "
+        "that step is saved. With `false` the run goes on, and a step whose gradients are not finite is logged as "
+        "`skipped` and leaves the parameters as they are.",
+    )
     log_every: PositiveInt = Field(1, description="Steps between two transfers of the loss from the device.")
 
     @field_validator("class_weights")
@@ -184,6 +198,9 @@ class Storage(Section):
         None,
         min_length=1,
         description="`s3://bucket/prefix` or a folder. Without it, an embedded S3 server on loopback.",
+    )
+    shared: bool = Field(
+        False, description="Says that the folder of `path` is on a filesystem that all nodes mount at the same place."
     )
     endpoint_url: str | None = Field(None, description="Of an S3-compatible store; else AWS_ENDPOINT_URL, else AWS.")
     region: str | None = Field(None, description="Else AWS_REGION or the profile's, else us-east-1.")

@@ -14,11 +14,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pipeline import activity
 from pipeline.config import Config
 from pipeline.data.batch import Batch
 from pipeline.data.engine import Batches
 from pipeline.data.plan import FILL, Step
 from pipeline.errors import RunError
+from pipeline.result import plain
 from pipeline.tasks import predictions, row_losses
 
 Array = npt.NDArray[Any]
@@ -40,8 +42,8 @@ class State:
     stopped_early: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary for JSON."""
-        return asdict(self)
+        """As a dictionary for JSON, which has null for a metric that is NaN."""
+        return {str(key): plain(value) for key, value in asdict(self).items()}
 
 
 class Run(Protocol):
@@ -92,7 +94,7 @@ def fit(parts: Parts, state: State, clock: Clock) -> State:
     """Train from `state` to the last step, and give back the state reached.
 
     Raises:
-        RunError: the loss became NaN or infinite, and `training.stop_on_bad_loss` is set.
+        RunError: loss or gradients became NaN or infinite, and `training.stop_on_bad_loss` is set.
     """
     training, checkpoint = parts.config.training, parts.config.checkpoint
     plan = parts.batches.plan
@@ -107,7 +109,9 @@ def fit(parts: Parts, state: State, clock: Clock) -> State:
         waiting_before = clock.waiting
         loss, norm = _train_step(parts, state.step, step, batches, clock)
         rate = parts.scheduler.get_last_lr()[0]
-        parts.optimizer.step()
+        usable = _usable(parts, norm)
+        if usable:
+            parts.optimizer.step()
         parts.scheduler.step()
         parts.optimizer.zero_grad()
         state = replace(state, step=state.step + 1)
@@ -122,7 +126,7 @@ def fit(parts: Parts, state: State, clock: Clock) -> State:
             "tokens_per_second": step.tokens / seconds,
             "padding_ratio": 1 - step.tokens / step.padded_tokens,
             "data_wait_share": (clock.waiting - waiting_before) / seconds,
-        }
+        } | ({} if usable else {"skipped": True})
         pending.append((line, loss, norm))
 
         last = state.step == parts.steps
@@ -136,6 +140,8 @@ def fit(parts: Parts, state: State, clock: Clock) -> State:
             state, better = _judged(parts, state, evaluate(parts))
             save_now = save_now or better or state.stopped_early
         if evaluate_now or save_now:
+            # A store that is away holds up a save for as long as uploads are tried again.
+            activity.mark("saving" if save_now else "reporting", state.step, checkpoint.upload_timeout_s)
             parts.run.report(state, save_now)
     return state
 
@@ -159,7 +165,9 @@ def _train_step(
     loss = torch.zeros((), device=accelerator.device)
     for number in range(step.micro_batches):
         asked = time.perf_counter()
+        activity.mark("waiting for a batch", index + 1)
         batch = next(batches)
+        activity.mark("forward and backward")
         clock.waiting += time.perf_counter() - asked
         if number == 0:
             # After the batch is there: a loader that starts an epoch draws a number too.
@@ -182,6 +190,17 @@ def _train_step(
     return loss, norm
 
 
+def _usable(parts: Parts, norm: torch.Tensor) -> bool:
+    """Whether the step may be taken. Gradients that are not finite would spoil the parameters for good.
+
+    They are averaged over the ranks, so all ranks find the same. Asked only where the run is to go on after them: it
+    waits for the device in each step. fp16's scaler skips such steps by itself.
+    """
+    if parts.config.training.stop_on_bad_loss or parts.accelerator.scaler is not None:
+        return True
+    return bool(torch.isfinite(norm))
+
+
 def _inputs(batch: Batch, device: torch.device) -> Batch:
     names = ("input_ids", "attention_mask", "token_type_ids")
     return {name: batch[name].to(device) for name in names if name in batch}
@@ -193,15 +212,21 @@ def _log(parts: Parts, pending: list[tuple[dict[str, Any], torch.Tensor, torch.T
     The same message tells whether some rank wants all to ask if they must save, so that asking costs nothing in the
     steps between; returns the answer.
     """
+    activity.mark("adding up the losses of all ranks")
     asks = torch.tensor(float(parts.run.check_due()), device=parts.accelerator.device)
     shares = torch.stack([*(loss for _, loss, _ in pending), asks])
     *sums, asked = parts.accelerator.reduce(shares, reduction="sum").tolist()
     for (line, _, norm), loss in zip(pending, sums, strict=True):
-        parts.run.log(line | {"loss": loss, "grad_norm": float(norm)})
-        if parts.config.training.stop_on_bad_loss and not math.isfinite(loss):
+        found = {"loss": loss, "gradient norm": float(norm)}
+        parts.run.log(line | {"loss": loss, "grad_norm": found["gradient norm"]})
+        if parts.accelerator.scaler is not None:
+            del found["gradient norm"]  # fp16 overflows now and then, and its scaler skips the step
+        bad = [f"{name} is {value}" for name, value in found.items() if not math.isfinite(value)]
+        if bad and parts.config.training.stop_on_bad_loss:
             raise RunError(
-                f"the loss is {loss} at step {line['step']} (learning rate {line['learning_rate']:.3g}); try a lower "
-                "training.learning_rate, or go on with training.stop_on_bad_loss=false"
+                f"the {' and the '.join(bad)} at step {line['step']} (learning rate {line['learning_rate']:.3g}); take "
+                "another run.name with a lower training.learning_rate, or go on from the last checkpoint without such "
+                "steps: training.stop_on_bad_loss=false"
             )
     pending.clear()
     return asked > 0 and parts.run.must_save()
@@ -219,7 +244,9 @@ def evaluate(parts: Parts) -> dict[str, float]:
     losses: list[Array] = []
     found: list[Array] = []
     wanted: list[Array] = []
+    activity.mark("waiting for an evaluation batch")
     for number, batch in enumerate(parts.batches.validation()):
+        activity.mark(f"evaluating batch {number + 1} of {plan.steps_per_epoch}")
         labels = batch["labels"].to(accelerator.device)
         with torch.no_grad(), accelerator.autocast():
             logits = parts.model(**_inputs(batch, accelerator.device)).logits
@@ -229,6 +256,7 @@ def evaluate(parts: Parts) -> dict[str, float]:
         for values, part in zip((rows, losses, found, wanted), gathered, strict=True):
             values.append(part.cpu().numpy())
         parts.run.evaluating(number + 1, plan.steps_per_epoch)
+    activity.mark("computing metrics")
     # In the order of the file: float sums, and with them the metrics, are then the same on any number of workers.
     row = np.concatenate(rows)
     order = np.argsort(row, kind="stable")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pipeline import checkpoint
 from pipeline.config import RUN_NAME, Storage
 from pipeline.errors import UserError
-from pipeline.result import is_metric
+from pipeline.result import is_metric, number
 from pipeline.run import CONFIG, OWNER, RESULT
 from pipeline.storage import Store, open_store
 
@@ -74,7 +74,7 @@ def summaries(store: Store) -> list[dict[str, Any]]:
             best = next((entry for entry in result["history"] if _at(entry, result["best_checkpoint"])), None)
             row |= {"status": result["status"], "steps": result["steps"], "epochs": round(result["epochs"], 2)}
             if best:
-                row["best"] = " ".join(f"{key[5:]} {value:.4f}" for key, value in best.items() if is_metric(key))
+                row["best"] = " ".join(f"{key[5:]} {number(value)}" for key, value in best.items() if is_metric(key))
         row["attempts"] = attempts
         rows.append(row)
     return sorted(rows, key=lambda row: str(row["started"]), reverse=True)
@@ -124,11 +124,19 @@ def export(run: Store, folder: Path, which: Literal["best", "last"]) -> str:
 
 
 def _best(run: Store, complete: list[checkpoint.Name]) -> checkpoint.Name:
+    """The best checkpoint; the last one of a run that has evaluated nothing. Raises UserError if it is gone."""
     result = _json(run, RESULT)
     if result:
-        named = checkpoint.Name.parse(result["best_checkpoint"])
-        if named in complete:
-            return named
-    state = json.loads(run.child(str(complete[-1])).read("state.json"))
-    best = [name for name in complete if name.step == state["best_step"]]
-    return best[-1] if best else complete[-1]
+        wanted = checkpoint.Name.parse(result["best_checkpoint"])
+        found = [name for name in complete if name == wanted]
+    else:
+        step = json.loads(run.child(str(complete[-1])).read("state.json"))["best_step"]
+        if step is None:
+            return complete[-1]
+        wanted, found = step, [name for name in complete if name.step == step]
+    if not found:
+        raise UserError(
+            f"--checkpoint: the best checkpoint, {f'of step {wanted}' if isinstance(wanted, int) else wanted}, is not "
+            f"complete in {run.uri}; --checkpoint last gives {complete[-1]}"
+        )
+    return found[-1]

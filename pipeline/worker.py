@@ -24,6 +24,7 @@ from pipeline.errors import PipelineError, RunError
 from pipeline.reporter import ActorBoard, Place, Reporter
 from pipeline.run import RunFolder
 from pipeline.tracking import Flusher, LogFile, Recorder
+from pipeline.watchdog import Watchdog
 
 LOGGER = logging.getLogger("pipeline")
 
@@ -77,8 +78,10 @@ def train_loop_per_worker(values: dict[str, Any]) -> dict[str, Any]:
         LOGGER.info("attempt %d: %s; Ray and Accelerate agree", attempt, place.describe())
         recorder = Recorder(folder.store, attempt)
         flushes: list[Callable[[], None]] = [log.flush] if place.rank else [recorder.flush, log.flush]
+        board = ActorBoard(job.board)
+        watchdog = Watchdog(place.rank, job.config.run.stall_timeout_s, board, lambda: [flush() for flush in flushes])
         with Flusher(*flushes):
-            return _train(job, place, accelerator, folder, attempt, name, recorder, scratch)
+            return _train(job, place, accelerator, folder, attempt, name, recorder, scratch, board, watchdog)
     except RunError as error:
         LOGGER.error("%s", error)
         return {"problems": error.problems}
@@ -130,11 +133,12 @@ def _train(
     name: str | None,
     recorder: Recorder,
     scratch: Path,
+    board: ActorBoard,
+    watchdog: Watchdog,
 ) -> dict[str, Any]:
     from accelerate.utils import gather_object
 
     config = job.config
-    board = ActorBoard(job.board)
     trainee = assembly.trainee(config, job.facts, accelerator)
     state = loop.State()
     if name is not None:
@@ -151,7 +155,8 @@ def _train(
     parts = assembly.parts(config, job.facts, accelerator, trainee, batches, state, run)
     run.prepared(parts, trainee.tokenizer)
     clock, resumed = loop.Clock(), state.step
-    state = loop.fit(parts, state, clock)
+    with watchdog:
+        state = loop.fit(parts, state, clock)
     run.settle()
     # All ranks enter these, whatever rank 0 does with them.
     workers = gather_object([place.describe()])

@@ -60,10 +60,27 @@ class World:
             results.append(result)
         return results
 
+    def outcomes(self, case: Callable[..., Any], **arguments: Any) -> list[tuple[str, Any]]:
+        """What becomes of `case` on each rank: `returned` and what, `raised` and what, `ended` and the exit status."""
+        for pipe in self._pipes:
+            pipe.send((case.__module__, case.__name__, arguments))
+        found: list[tuple[str, Any]] = []
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            if not pipe.poll(DEADLINE_S):
+                raise TimeoutError(f"{case.__name__} did not end within {DEADLINE_S:g} s")
+            try:
+                problem, result = pipe.recv()
+                found.append(("raised", problem) if problem else ("returned", result))
+            except EOFError:
+                process.join(timeout=10)
+                found.append(("ended", process.exitcode))
+        return found
+
     def close(self) -> None:
         """End the processes."""
-        for pipe in self._pipes:
-            pipe.send(None)
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            if process.is_alive():
+                pipe.send(None)
         for process in self._processes:
             process.join(timeout=10)
             if process.is_alive():

@@ -106,11 +106,18 @@ def test_scores_of_many_classes_equal_scikit_learn_over_all_rows() -> None:
     assert Scorer(CLASSIFICATION, "text-classification", 77).compute(chosen, wanted) == scores
 
 
-def test_f1_of_a_class_that_never_occurs_is_zero_without_a_warning() -> None:
-    scorer = Scorer(CLASSIFICATION, "text-classification", 3)
-    assert scorer.compute(logits(0, 1, 0, 1), np.array([0, 1, 0, 1])) == pytest.approx(
-        {"accuracy": 1, "f1": 2 / 3, "precision": 2 / 3, "recall": 2 / 3, "matthews_correlation": 1}
-    )
+def test_f1_of_a_class_that_never_occurs_is_as_scikit_learn_has_it_without_a_warning() -> None:
+    scorer = Scorer(CLASSIFICATION, "text-classification", 4)
+    # Of four classes, 3 has neither rows nor predictions: it is left out. 2 is predicted and has no rows: it counts 0.
+    wanted, found = np.array([0, 1, 0, 1]), np.array([0, 1, 0, 2])
+    scores = scorer.compute(found, wanted)
+    assert scores["f1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
+    assert scores["precision"] == pytest.approx((1 + 1 + 0) / 3)
+    assert scores["recall"] == pytest.approx((1 + 1 / 2 + 0) / 3)
+    for name, score in (("f1", metrics.f1_score), ("recall", metrics.recall_score)):
+        assert scores[name] == score(wanted, found, average="macro", zero_division=0)
+    assert scorer.compute(logits(0, 1, 0, 1), np.array([0, 1, 0, 1])) == pytest.approx(dict.fromkeys(CLASSIFICATION, 1))
+    # Where all rows are of class 0, there is nothing of class 1 to find.
     binary = Scorer(CLASSIFICATION, "text-classification", 2)
     assert binary.compute(np.array([0, 0]), np.array([0, 0])) == {
         "accuracy": 1, "f1": 0, "precision": 0, "recall": 0, "matthews_correlation": 0
