@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def domain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]
         store = open_store(storage, retry_seconds=60)
         assert isinstance(store, S3Store)
         for bucket in ("bucket", "my.dotted.bucket"):
-            store.settings.call("make the bucket", lambda name=bucket: store.client.create_bucket(Bucket=name))
+            store.settings.call("make the bucket", partial(store.client.create_bucket, Bucket=bucket))
         yield storage
     finally:
         weed.kill()
