@@ -1,4 +1,4 @@
-"""A run that is started again: finished, longer, with another model, elsewhere, after metrics that fell or were none."""
+"""A run that is started again: finished, longer, with another model, elsewhere, after metrics that fell or were NaN."""
 
 import json
 import shutil
@@ -119,14 +119,39 @@ def test_another_job_under_the_name_of_a_run_is_refused_and_the_run_stays_as_it_
     assert {entry.name: folder_of(config).read(entry.name) for entry in folder_of(config).list()} == before
 
 
+METRIC = """
+from pathlib import Path
+
+import datasets
+import evaluate
+
+class Given(evaluate.Metric):
+    def _info(self):
+        features = datasets.Features({"predictions": datasets.Value("int64"), "references": datasets.Value("int64")})
+        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
+
+    def _compute(self, predictions, references):
+        return {"score": SCORE}
+"""
+# The first score is the best one, also after the run was started again.
+FALLING = """next(1 / (2 + len(calls)) for calls in [[*Path("COUNT").iterdir()]] if not (
+            Path("COUNT") / str(len(calls))).touch())"""
+
+
+def metric(tmp_path: Path, score: str) -> dict[str, object]:
+    """The configuration of a user's metric that says `score`, a Python expression."""
+    (tmp_path / "count").mkdir()
+    file = tmp_path / "given.py"
+    file.write_text(METRIC.replace("SCORE", score.replace("COUNT", str(tmp_path / "count"))))
+    return {"names": [str(file), "accuracy"], "best": "score", "mode": "max"}
+
+
 def test_while_the_score_falls_the_latest_stays_to_resume_from_and_the_best_is_kept_as_well(
     world: Worlds, configured: Jobs, tmp_path: Path
 ) -> None:
-    # The loss "by max" falls with each evaluation, as an accuracy does that gets worse: the first stays the best.
-    worse = {"metrics": {"best": "loss", "mode": "max"}, "checkpoint": {"keep": 1}}
+    worse: dict[str, Any] = {"metrics": metric(tmp_path, FALLING), "checkpoint": {"keep": 1}}
     result = start(world(1), configured(training={"epochs": 3}, **worse))
-    losses = [entry["eval_loss"] for entry in result.history]
-    assert losses == sorted(losses, reverse=True)
+    assert [entry["eval_score"] for entry in result.history] == [1 / 2, 1 / 3, 1 / 4]
     assert (result.best_checkpoint, result.last_checkpoint) == ("checkpoint-00000005-a001", "checkpoint-00000015-a001")
     run = folder_of(configured())
     assert [name.step for name in checkpoint.complete(run)] == [5, 15]
@@ -147,31 +172,15 @@ def test_while_the_score_falls_the_latest_stays_to_resume_from_and_the_best_is_k
         export(run, tmp_path / "lost", "best")
 
 
-METRIC = '''
-import datasets, evaluate
-
-class Nothing(evaluate.Metric):
-    """NaN, as of a correlation over constants."""
-
-    def _info(self):
-        features = datasets.Features({"predictions": datasets.Value("int64"), "references": datasets.Value("int64")})
-        return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
-
-    def _compute(self, predictions, references):
-        return {"nothing": float("nan")}
-'''
-
-
 def test_a_metric_that_is_nan_is_never_the_best_and_written_as_null(
     world: Worlds, configured: Jobs, tmp_path: Path
 ) -> None:
-    (tmp_path / "nothing.py").write_text(METRIC)
-    metrics = {"names": [str(tmp_path / "nothing.py"), "accuracy"], "best": "nothing", "mode": "max"}
+    metrics = metric(tmp_path, 'float("nan")')
     result = start(world(1), configured(metrics=metrics, checkpoint={"keep": 1}))
     assert (result.steps, result.best_checkpoint) == (10, "checkpoint-00000010-a001")
     run = folder_of(configured())
     written = json.loads(run.read("result.json"), parse_constant=refuse)
-    assert written["metrics"]["eval_nothing"] is None
+    assert written["metrics"]["eval_score"] is None
     assert written["metrics"]["eval_accuracy"] > 0
     manifest = run.child("checkpoint-00000010-a001")
     for name in ("manifest.json", "state.json"):
@@ -179,7 +188,7 @@ def test_a_metric_that_is_nan_is_never_the_best_and_written_as_null(
     for line in run.read("metrics.jsonl").splitlines():
         json.loads(line, parse_constant=refuse)
     (row,) = summaries(open_store(configured().storage))
-    assert "nothing nan" in row["best"]
+    assert "score nan" in row["best"]
     # It resumes, and a run that is finished is shown, though null stands for the metric.
     longer = start(world(1), configured(metrics=metrics, checkpoint={"keep": 1}, training={"epochs": 3}))
     assert (longer.steps, longer.resumed_from_step) == (15, 10)

@@ -27,7 +27,7 @@ def train(config: dict[str, Any], facts: dict[str, Any], owner: str) -> dict[str
     ray.train.report = _report
     ray.train.get_context = lambda: SimpleNamespace(get_storage=lambda: storage)
     ray.train.get_preemption_info = lambda: None
-    Place.found = lambda: Place(rank, rank, size, torch.device("cpu"))  # type: ignore[method-assign, assignment]
+    Place.found = lambda: Place(rank, rank, size, torch.device("cpu"))  # type: ignore[method-assign]
     try:
         return worker.train_loop_per_worker(job.to_dict())
     finally:
