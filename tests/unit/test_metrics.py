@@ -310,3 +310,26 @@ def test_modules_load_offline_in_several_processes_with_a_home_that_cannot_be_wr
 def test_a_module_that_is_not_on_this_machine_is_said(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no module file on this machine"):
         Scorer([str(tmp_path / "gone.py")], "text-classification", 2)
+
+
+# What the model's outputs become
+
+
+@pytest.mark.parametrize("task", ["text-classification", "regression", "multi-label"])
+def test_bf16_logits_give_losses_and_numbers_in_float32(task: Task) -> None:
+    import torch
+
+    from pipeline.tasks import predictions, row_losses
+
+    random = torch.Generator().manual_seed(0)
+    outputs = torch.randn(6, 1 if task == "regression" else 3, generator=random).to(torch.bfloat16)
+    labels = {
+        "text-classification": torch.tensor([0, 1, 2, 0, 1, 2]), "regression": torch.linspace(-1, 1, 6),
+        "multi-label": torch.ones(6, 3),
+    }[task]  # fmt: skip
+    losses, found = row_losses(task, outputs, labels), predictions(task, outputs)
+    assert losses.dtype == torch.float32
+    # What bf16 holds is exact in float32, so that nothing more is lost after the model.
+    assert torch.equal(losses, row_losses(task, outputs.float(), labels))
+    assert found.dtype == (torch.float32 if task == "regression" else torch.int64)
+    assert found.cpu().numpy().shape == ((6, 3) if task == "multi-label" else (6,))
