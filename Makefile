@@ -30,11 +30,11 @@ train: $(INSTALLED) ## fine-tune the default job (configs/banking77.yaml) on thi
 	@$(BIN)/pipeline train -c configs/banking77.yaml $(ARGS)
 
 test: lint ## what CI runs: checks, then unit, gloo, S3 and local Ray tests, and the core of the kind suite
-	$(BIN)/pytest tests/unit tests/gloo tests/s3 tests/ray -m "$(HERE) and not slow" $(ARGS)
+	$(BIN)/pytest tests/unit tests/bad_inputs tests/gloo tests/s3 tests/ray -m "$(HERE) and not slow" $(ARGS)
 	$(BIN)/pytest tests/e2e -m e2e $(ARGS)
 
 test-fast: $(INSTALLED) ## unit tests and numbers on bare processes
-	$(BIN)/pytest tests/unit tests/gloo -m "$(HERE) and not slow" $(ARGS)
+	$(BIN)/pytest tests/unit tests/bad_inputs tests/gloo -m "$(HERE) and not slow" $(ARGS)
 
 test-e2e: $(INSTALLED) ## the core of the kind suite; needs Docker
 	$(BIN)/pytest tests/e2e -m e2e $(ARGS)

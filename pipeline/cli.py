@@ -84,12 +84,12 @@ def check(file: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
 
     rows = run_checks(config)
     if as_json:
-        print(json.dumps([{"check": row.name, "passed": row.passed, "found": row.found} for row in rows], indent=1))
+        keys = [{"check": row.name, "passed": row.passed, "found": row.found, "details": row.details} for row in rows]
+        print(json.dumps(keys, indent=1))
     else:
-        table = Table("check", "", "found")
-        for row in rows:
-            table.add_row(row.name, "ok" if row.passed else "wrong", row.found)
-        Console().print(table)
+        from pipeline.summary import show_checks
+
+        show_checks(rows, Console())
     problems = [row.found for row in rows if not row.passed]
     if problems:
         raise UserError(*problems)

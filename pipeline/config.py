@@ -83,10 +83,13 @@ class Data(Section):
         "ray", description="`ray`: streamed by Ray Data. `torch`: a PyTorch DataLoader over a memory-mapped table."
     )
     train: str | list[str] = Field(
-        "data/banking77/train.csv", description="File, glob, folder or `s3://` URI, or a list."
+        "data/banking77/train.csv",
+        description="File, glob, folder, `s3://` URI, or `hub:OWNER/NAME` of the Hugging Face hub; or a list of them.",
     )
     validation: str | list[str] | None = Field("data/banking77/test.csv", description="The same, for evaluation.")
-    format: Literal["auto", "csv", "jsonl", "parquet"] = Field("auto", description="`auto` goes by the file name.")
+    format: Literal["auto", "csv", "jsonl", "parquet", "arrow"] = Field(
+        "auto", description="`auto` goes by the file name."
+    )
     delimiter: str | None = Field(None, min_length=1, max_length=1, description="Of CSV files; found if not given.")
     encoding: str = Field("utf-8", description="Of CSV and JSONL files.")
     label_separator: str = Field(

@@ -32,7 +32,7 @@ def check(config: Config) -> list[Check]:
             capacity = cluster.local_capacity()
         else:
             capacity = stack.enter_context(cluster.connected(config))
-        checks, _ = preflight(config, lambda: (capacity.describe(), cluster.problems(config, capacity)))
+        checks, _ = preflight(config, capacity, look=True)
         return checks.rows
 
 
@@ -48,7 +48,7 @@ def train(config: Config) -> Result:
         config = _with_storage(config, stack)
         remote = cluster.address() is not None
         capacity = stack.enter_context(cluster.connected(config)) if remote else cluster.local_capacity()
-        checks, prepared = preflight(config, lambda: (capacity.describe(), cluster.problems(config, capacity)))
+        checks, prepared = preflight(config, capacity)
         if prepared is None:
             raise UserError(*checks.problems)
         folder = RunFolder.of(config)

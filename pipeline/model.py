@@ -10,6 +10,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from pipeline import hub
 from pipeline.config import Model, Storage
 from pipeline.errors import UserError
 
@@ -109,7 +110,7 @@ def load_config(model: Model, storage: Storage, labels: list[str] | None = None)
 
     source = locate(model, storage)
     try:
-        config = AutoConfig.from_pretrained(source, revision=model.revision)
+        config = AutoConfig.from_pretrained(source, revision=model.revision, local_files_only=hub.silent())
     except (OSError, ValueError) as error:
         raise UserError(f"model.path: {model.path} cannot be loaded: {_first_line(error)}") from error
     unknown = [key for key in model.config if not hasattr(config, key)]
@@ -133,11 +134,16 @@ def load_tokenizer(model: Model, storage: Storage) -> Any:
 
     source = locate(model, storage)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, revision=model.revision, use_fast=True)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, revision=model.revision, use_fast=True, local_files_only=hub.silent()
+        )
     except (OSError, ValueError) as error:
         raise UserError(f"model.path: no tokenizer in {model.path}: {_first_line(error)}") from error
     if not tokenizer.is_fast:
         raise UserError(f"model.path: {model.path} has only a slow tokenizer; expected one with tokenizer.json")
+    if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):
+        # Without its files the library makes an empty one, for which every word is unknown.
+        raise UserError(f"model.path: no tokenizer in {model.path}; expected tokenizer.json beside config.json")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -189,10 +195,13 @@ def _check_loaded(model: Model, loaded: Any, report: dict[str, Any]) -> None:
 
 def describe(model: Model, storage: Storage) -> ModelFacts:
     """What the driver checks before anything starts; reads the configuration and the tokenizer, not the weights."""
+    source = locate(model, storage)
+    names = _files(model, source)
     config = load_config(model, storage)
     tokenizer = load_tokenizer(model, storage)
-    if not model.from_scratch:
-        _check_weights(model, locate(model, storage))
+    if not model.from_scratch and names is not None and not any(name.endswith(".safetensors") for name in names):
+        # Other formats run code when they are loaded.
+        raise UserError(f"model.path: {model.path} has no *.safetensors weights; expected a model with them")
     limits = [tokenizer.model_max_length] if tokenizer.model_max_length < 1_000_000 else []
     positions = getattr(config, "max_position_embeddings", None)
     if positions:
@@ -203,23 +212,18 @@ def describe(model: Model, storage: Storage) -> ModelFacts:
     return ModelFacts(model.path, architecture, min(limits, default=None), getattr(config, "num_hidden_layers", None))
 
 
-def _check_weights(model: Model, source: str) -> None:
-    """Refuse a model without safetensors weights: other formats run code when they are loaded."""
+def _files(model: Model, source: str) -> list[str] | None:
+    """Names of a model's files; None if the hub is silent and the model is in this machine's cache."""
     folder = Path(source)
     if folder.is_dir():
-        names = [file.name for file in folder.iterdir()]
-    else:
-        import huggingface_hub
-        from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
-        try:
-            names = huggingface_hub.list_repo_files(source, revision=model.revision)
-        except OfflineModeIsEnabled:
-            return  # its configuration was in the cache; the weights are looked up there when they are loaded
-        except (HfHubHTTPError, OSError) as error:
-            raise UserError(f"model.path: the files of {source} cannot be listed: {_first_line(error)}") from error
-    if not any(name.endswith(".safetensors") for name in names):
-        raise UserError(f"model.path: {model.path} has no *.safetensors weights; expected a model with them")
+        return [file.name for file in folder.iterdir()]
+    try:
+        about = hub.info("model", source, model.revision, "model.path")
+    except hub.Unreachable:
+        if hub.cached(source, "config.json", model.revision):
+            return None  # the weights are looked up there too when they are loaded
+        raise
+    return [file.rfilename for file in about.siblings or []]
 
 
 def _first_line(error: Exception) -> str:

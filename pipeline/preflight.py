@@ -1,17 +1,19 @@
 """Everything that can be known to be wrong, found before a worker or a GPU is asked for, and said together."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 
+from pipeline import cluster
 from pipeline import run as runs
 from pipeline.config import Config, Data
 from pipeline.data.engine import train_shape
 from pipeline.data.inspect import Facts, inspect
+from pipeline.data.survey import survey
 from pipeline.errors import PipelineError, UserError
 from pipeline.metrics import best_of, check_names, names_of
 from pipeline.model import ModelFacts, describe
-from pipeline.probe import probe
+from pipeline.probe import Step, probe
 from pipeline.storage import open_store
 
 Value = TypeVar("Value")
@@ -19,11 +21,12 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Check:
-    """One row of the table that `pipeline check` prints."""
+    """One row of the table that `pipeline check` prints; `details` are what --json shows beside it (docs/data.md)."""
 
     name: str
     found: str
     passed: bool = True
+    details: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,12 @@ class Checks:
         self.rows: list[Check] = []
         self.problems: list[str] = []
 
-    def run(self, name: str, check: Callable[[], tuple[str, Value]]) -> Value | None:
+    def run(
+        self,
+        name: str,
+        check: Callable[[], tuple[str, Value]],
+        details: Callable[[Value], dict[str, Any] | None] = lambda _: None,
+    ) -> Value | None:
         """The value of a check, or None if it failed."""
         try:
             words, value = check()
@@ -53,16 +61,21 @@ class Checks:
             self.problems += error.problems
             self.rows += [Check(name, problem, passed=False) for problem in error.problems]
             return None
-        self.rows.append(Check(name, words))
+        self.rows.append(Check(name, words, details=details(value)))
         return value
 
+    def detail(self, name: str, details: dict[str, Any]) -> None:
+        """Put details to the row of a check that has passed."""
+        self.rows = [replace(row, details=details) if row.name == name else row for row in self.rows]
 
-def preflight(config: Config, capacity_problems: Callable[[], tuple[str, list[str]]]) -> tuple[Checks, Prepared | None]:
+
+def preflight(config: Config, capacity: cluster.Capacity, look: bool = False) -> tuple[Checks, Prepared | None]:
     """All checks of a configuration.
 
     Args:
         config: with `storage.path` set.
-        capacity_problems: what the cluster is, in words, and what it can never hold.
+        capacity: what the cluster has.
+        look: read the data once more to show lengths and first rows; for `check`.
 
     Returns:
         The checks, and what they have found out if none has failed.
@@ -70,11 +83,15 @@ def preflight(config: Config, capacity_problems: Callable[[], tuple[str, list[st
     checks = Checks()
     checks.run("metrics", lambda: _metrics(config))
     # Storage first: where it does not answer, reading from it would only find that out again, and later.
-    stored = checks.run("storage", lambda: _storage(config))
+    stored = checks.run("storage", lambda: _storage(config), lambda steps: {"steps": [asdict(step) for step in steps]})
     reachable = stored is not None
     facts = checks.run("data", lambda: _data(config)) if reachable or not _on_s3(config.data) else None
-    model = checks.run("model", lambda: _model(config)) if reachable or "s3://" not in config.model.path else None
-    checks.run("capacity", lambda: _capacity(capacity_problems))
+    model = (
+        checks.run("model", lambda: _model(config), asdict) if reachable or "s3://" not in config.model.path else None
+    )
+    checks.run("capacity", lambda: _capacity(config, capacity), lambda needs: {**asdict(capacity), **needs})
+    if look and facts is not None and model is not None:
+        checks.detail("data", survey(config, facts))
     if facts is None or model is None or stored is None:
         return checks, None
     existing = checks.run("run", lambda: _existing(config, facts))
@@ -119,17 +136,24 @@ def _model(config: Config) -> tuple[str, ModelFacts]:
     return f"{found.architecture}, {found.layers} layers, up to {limit} tokens", found
 
 
-def _capacity(capacity_problems: Callable[[], tuple[str, list[str]]]) -> tuple[str, bool]:
-    words, problems = capacity_problems()
+def _capacity(config: Config, capacity: cluster.Capacity) -> tuple[str, dict[str, Any]]:
+    problems = cluster.problems(config, capacity)
     if problems:
         raise UserError(*problems)
-    return words, True
+    each = cluster.per_worker(config, cluster.uses_gpu(config, capacity))
+    words = ", ".join(f"{amount:g} {name}" for name, amount in sorted(each.items()))
+    beside = cluster.DATA_CPUS if config.data.engine == "ray" else 0.0
+    asked = f"{config.scaling.workers} workers of {words} each" + (
+        f" and {beside:g} CPU for Ray Data" if beside else ""
+    )
+    needs = {"workers": config.scaling.workers, "resources_per_worker": each, "cpus_for_data": beside}
+    return f"{capacity.describe()} for {asked}", needs
 
 
-def _storage(config: Config) -> tuple[str, bool]:
+def _storage(config: Config) -> tuple[str, list[Step]]:
     steps = probe(config.storage)
     words = ", ".join(step.warning or step.name for step in steps)
-    return f"{open_store(config.storage).uri}: {words}", True
+    return f"{open_store(config.storage).uri}: {words}", steps
 
 
 def _existing(config: Config, facts: Facts) -> tuple[str, tuple[bool, str | None]]:

@@ -4,8 +4,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from pipeline.config import Config
+from pipeline.preflight import Check
 from pipeline.result import Result, is_metric, number
 
 
@@ -54,4 +56,68 @@ def show_run(facts: dict[str, Any], console: Console) -> None:
     table.add_row("checkpoints", "\n".join(facts["checkpoints"]) or "none")
     table.add_row("attempts", str(len(facts["attempts"])))
     table.add_row("logs", "\n".join(facts["logs"]) or "none")
+    console.print(table)
+
+
+MOST_CLASSES = 20
+MOST_FILES = 5
+
+
+def show_checks(checks: list[Check], console: Console) -> None:
+    """The tables of `pipeline check`: a row for each check, then what is in the data."""
+    table = Table("check", "", "found")
+    for check in checks:
+        table.add_row(check.name, "ok" if check.passed else "wrong", Text(check.found))
+    console.print(table)
+    splits = next((check.details for check in checks if check.name == "data" and check.details), None)
+    if splits:
+        _show_splits(splits, console)
+        _show_labels(splits, console)
+        table = Table("first rows, as the model sees them", "tokens", "label", "trained as")
+        for found in splits.values():
+            for row in found["first_rows"]:
+                # Text: what stands in brackets, [CLS] too, is otherwise taken for a colour.
+                cells = (row["text"], str(row["tokens"]), str(row["label"]), str(row["target"]))
+                table.add_row(*(Text(cell if len(cell) <= 300 else f"{cell[:297]}...") for cell in cells))
+        console.print(table)
+
+
+def _show_splits(splits: dict[str, dict[str, Any]], console: Console) -> None:
+    table = Table("data", *splits)
+    rows: dict[str, list[str]] = {
+        "files": [_files(found["files"]) for found in splits.values()],
+        "rows": [f"{found['rows']:,}" for found in splits.values()],
+        "columns": [", ".join(found["columns"]) for found in splits.values()],
+        "empty texts": [f"{found['empty_texts']:,}" for found in splits.values()],
+        "tokens of a row: median, 90 %, 99 %, most": [
+            "{p50:,}, {p90:,}, {p99:,}, {max:,}".format(**found["lengths"]) for found in splits.values()
+        ],
+        "cut at data.max_length": [
+            f"{found['truncated_share']:.1%} at {found['max_length']}" for found in splits.values()
+        ],
+    }
+    if any(found["lengths"]["measured_rows"] < found["rows"] for found in splits.values()):
+        rows["rows measured, evenly spread"] = [f"{found['lengths']['measured_rows']:,}" for found in splits.values()]
+    for name, cells in rows.items():
+        table.add_row(name, *map(Text, cells))
+    console.print(table)
+
+
+def _files(files: list[dict[str, Any]]) -> str:
+    lines = [f"{file['path']} ({file['format']}, {file['rows']:,} rows)" for file in files[:MOST_FILES]]
+    return "\n".join([*lines, *([f"and {len(files) - MOST_FILES} more"] if len(files) > MOST_FILES else [])])
+
+
+def _show_labels(splits: dict[str, dict[str, Any]], console: Console) -> None:
+    """Rows of each class, the most frequent first; classes beyond the limit together."""
+    labels = sorted(splits["train"]["labels"].items(), key=lambda item: -item[1])
+    if not labels:
+        return
+    table = Table("label", *(f"{split} rows" for split in splits))
+    for label, _ in labels[:MOST_CLASSES]:
+        table.add_row(Text(label), *(f"{found['labels'].get(label, 0):,}" for found in splits.values()))
+    rest = [label for label, _ in labels[MOST_CLASSES:]]
+    if rest:
+        sums = (sum(found["labels"].get(label, 0) for label in rest) for found in splits.values())
+        table.add_row(f"and {len(rest)} more, {labels[-1][1]:,} rows the rarest", *(f"{count:,}" for count in sums))
     console.print(table)

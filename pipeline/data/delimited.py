@@ -64,6 +64,18 @@ def tables(opened: Opener, name: str, columns: list[str], data: Data, batch_rows
         raise misplaced(opened, name, data) from None
 
 
+def names(opened: Opener, name: str, data: Data) -> list[str]:
+    """The names in the header; none of a file without one."""
+    csv.field_size_limit(CELL_LIMIT)
+    try:
+        with decoding.lines(opened, data.encoding) as lines:
+            return next(filter(None, rows(lines, data)), [])
+    except UnicodeError:
+        raise decoding.undecodable(opened, name, data.encoding) from None
+    except csv.Error:
+        raise misplaced(opened, name, data) from None
+
+
 def rows(lines: Iterable[str], data: Data) -> "_csv.Reader":
     """A csv reader over the lines, with the delimiter of the configuration or the one that the header shows."""
     lines = iter(lines)

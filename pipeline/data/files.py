@@ -6,17 +6,19 @@ Both engines read through `read`, so a text is the same in both.
 import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import pyarrow as pa
 
 from pipeline.config import Data, Storage
-from pipeline.data import delimited, jsonl, listing, parquet
+from pipeline.data import arrow, delimited, hub, jsonl, listing, parquet, saved
+from pipeline.data.decoding import Opener
 from pipeline.errors import StorageError, UserError
 
-Format = Literal["csv", "jsonl", "parquet"]
+Format = Literal["csv", "jsonl", "parquet", "arrow"]
 SUFFIXES: dict[str, Format] = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -25,9 +27,14 @@ SUFFIXES: dict[str, Format] = {
     ".json": "jsonl",
     ".parquet": "parquet",
     ".pq": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
 }
+# Modules with the functions `tables` and `names`.
+COLUMNAR: dict[str, Any] = {"parquet": parquet, "arrow": arrow}
+TEXTUAL: dict[str, Any] = {"csv": delimited, "jsonl": jsonl}
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-SUPPORTED = ".csv, .tsv, .jsonl, .ndjson, .json (each also .gz, .bz2 or .zst) and .parquet"
+SUPPORTED = ".csv, .tsv, .jsonl, .ndjson, .json (each also .gz, .bz2 or .zst), .parquet and .arrow"
 REQUESTS = 16  # at once, for the tags of objects
 
 
@@ -35,8 +42,8 @@ REQUESTS = 16  # at once, for the tags of objects
 class DataFile:
     """One input file.
 
-    `path` is absolute, or an `s3://` address; `size` in bytes; `tag` the SHA-256 of a local file's content, the ETag
-    of an S3 object.
+    `path` is absolute, or an `s3://` or `hf://` address; `size` in bytes; `tag` the SHA-256 of a local file's content,
+    the ETag of an S3 object, the hash that the hub gives for one of its files.
     """
 
     path: str
@@ -47,21 +54,29 @@ class DataFile:
     @property
     def name(self) -> str:
         """How messages name the file: relative to the working directory if it lies below it."""
-        return self.path.removeprefix(f"{Path.cwd()}/")
+        return named(self.path)
+
+
+def named(path: str) -> str:
+    """A path as messages have it."""
+    return path.removeprefix(f"{Path.cwd()}/")
 
 
 def find(paths: str | list[str], data: Data, storage: Storage, field: str = "data.train") -> list[DataFile]:
     """The files that the paths name, each once, in order of their paths.
 
-    A path is a file, a glob (`*`, `?`, `[...]`, `**` for any depth), a folder (all data files in it, however deep) or
-    an `s3://` address of one of these. Names that begin with `.` or `_` are left out unless named so. Raises UserError
-    with all problems, each naming `field`: nothing found, a suffix of no known format, a place that cannot be read.
+    A path is a file, a glob (`*`, `?`, `[...]`, `**` for any depth), a folder (all data files in it, however deep), an
+    `s3://` address of one of these, or a data set of the Hugging Face hub (`pipeline/data/hub.py`). Names that begin
+    with `.` or `_` are left out unless named so. Of a place that holds several splits, the one that `field` is called
+    after is taken. Raises UserError with all problems, each naming `field`: nothing found, a suffix of no known format,
+    a place that cannot be read.
     """
     problems: list[str] = []
     found: dict[str, tuple[listing.Found, Format]] = {}
+    split = field.rpartition(".")[2]
     for path in [paths] if isinstance(paths, str) else paths:
         try:
-            for match, kind in _chosen(path, data, storage):
+            for match, kind in _chosen(path, data, storage, split):
                 found[match.path] = (match, kind)
         except UserError as error:
             # The store's own messages name the field that it is configured by.
@@ -75,7 +90,7 @@ def find(paths: str | list[str], data: Data, storage: Storage, field: str = "dat
     chosen = [found[path] for path in sorted(found)]
     try:
         with ThreadPoolExecutor(REQUESTS) as pool:
-            tags = list(pool.map(lambda each: listing.tag(each[0].path, storage), chosen))
+            tags = list(pool.map(lambda each: each[0].tag or listing.tag(each[0].path, storage), chosen))
     except (OSError, StorageError) as error:
         raise UserError(f"{field}: cannot be read: {_reason(error)}") from error
     return [DataFile(match.path, match.size, tag, kind) for (match, kind), tag in zip(chosen, tags, strict=True)]
@@ -86,26 +101,50 @@ def read(
 ) -> Iterator[pa.Table]:
     """Yield the asked columns of a file as tables of 1 to `batch_rows` rows, in file order; none for an empty file.
 
-    The file is streamed. CSV columns are strings without nulls; those of JSONL and Parquet have the types as written
+    The file is streamed. CSV columns are strings without nulls; those of the other formats have the types as written
     (string, int64, float64, bool, lists of them), and two tables of one JSONL file may differ in type where the file
     does. Raises UserError, its lines beginning with the file's name, for a missing column, a malformed row (numbered
     from 1), bytes that are not `data.encoding` and a damaged file; StorageError when a store fails.
     """
     columns = list(dict.fromkeys(columns))
+    with _told(file):
+        if file.format in COLUMNAR:
+            with _source(file, storage) as source:
+                yield from COLUMNAR[file.format].tables(source, file.name, columns, batch_rows)
+        else:
+            yield from TEXTUAL[file.format].tables(_opener(file, storage), file.name, columns, data, batch_rows)
+
+
+def columns_of(file: DataFile, data: Data, storage: Storage) -> list[str]:
+    """Names of all columns of a file; of a JSONL file the keys of its first rows. Raises as `read` does."""
+    with _told(file):
+        if file.format in COLUMNAR:
+            with _source(file, storage) as source:
+                return COLUMNAR[file.format].names(source)
+        return TEXTUAL[file.format].names(_opener(file, storage), file.name, data)
+
+
+def _source(file: DataFile, storage: Storage) -> pa.NativeFile:
+    filesystem, path = listing.resolve(file.path, storage)
+    return filesystem.open_input_file(path)
+
+
+def _opener(file: DataFile, storage: Storage) -> Opener:
+    filesystem, path = listing.resolve(file.path, storage)
+    compression = COMPRESSIONS.get(Path(listing.bare(file.path).lower()).suffix)
+
+    def opened() -> io.RawIOBase:
+        stream = filesystem.open_input_stream(path, compression=compression, buffer_size=delimited.BUFFER)
+        return cast(io.RawIOBase, stream)  # it has all that is used of one
+
+    return opened
+
+
+@contextmanager
+def _told(file: DataFile) -> Iterator[None]:
+    """What goes wrong with a file, as an error of ours that names it."""
     try:
-        filesystem, path = listing.resolve(file.path, storage)
-        if file.format == "parquet":
-            with filesystem.open_input_file(path) as source:
-                yield from parquet.tables(source, file.name, columns, batch_rows)
-            return
-        compression = COMPRESSIONS.get(Path(listing.bare(file.path).lower()).suffix)
-
-        def opened() -> io.RawIOBase:
-            stream = filesystem.open_input_stream(path, compression=compression, buffer_size=delimited.BUFFER)
-            return cast(io.RawIOBase, stream)  # it has all that is used of one
-
-        tables = delimited.tables if file.format == "csv" else jsonl.tables
-        yield from tables(opened, file.name, columns, data, batch_rows)
+        yield
     except FileNotFoundError:
         raise UserError(f"{file.name}: is not there any more") from None
     except (OSError, pa.ArrowException) as error:
@@ -115,9 +154,9 @@ def read(
 
 
 def format_of(path: str, data: Data) -> Format | None:
-    """The format by the configuration, else by the file's suffix; None for an unknown one, or compressed Parquet."""
+    """The format by the configuration, else by the file's suffix; None for an unknown one, or Parquet in a `.gz`."""
     kind = suffix_format(path) if data.format == "auto" else data.format
-    return None if kind == "parquet" and Path(listing.bare(path).lower()).suffix in COMPRESSIONS else kind
+    return None if kind in COLUMNAR and Path(listing.bare(path).lower()).suffix in COMPRESSIONS else kind
 
 
 def suffix_format(path: str) -> Format | None:
@@ -126,9 +165,11 @@ def suffix_format(path: str) -> Format | None:
     return SUFFIXES.get(Path(name.stem).suffix if name.suffix in COMPRESSIONS else name.suffix)
 
 
-def _chosen(path: str, data: Data, storage: Storage) -> list[tuple[listing.Found, Format]]:
-    matches, is_folder = listing.matching(path, storage)
+def _chosen(path: str, data: Data, storage: Storage, split: str) -> list[tuple[listing.Found, Format]]:
+    on_hub = hub.address(path)
+    matches, is_folder = hub.matching(on_hub, split) if on_hub else listing.matching(path, storage)
     if is_folder:
+        matches = saved.rows_only(matches, path, split, storage)
         # Beside its data a folder may hold a README; with a format given, also data files without a suffix.
         suffixed = [match for match in matches if suffix_format(match.path) is not None]
         if data.format != "auto":
@@ -141,7 +182,7 @@ def _chosen(path: str, data: Data, storage: Storage) -> list[tuple[listing.Found
     for match in matches:
         kind = format_of(match.path, data)
         if kind is None:
-            problems.append(f"{match.path}: unknown suffix; give data.format, or one of {SUPPORTED}")
+            problems.append(f"{named(match.path)}: unknown suffix; give data.format, or one of {SUPPORTED}")
         else:
             chosen.append((match, kind))
     if problems:

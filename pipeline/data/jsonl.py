@@ -60,6 +60,11 @@ def tables(opened: Opener, name: str, columns: list[str], data: Data, batch_rows
         yield _table(columns, batch, kinds, name, number)
 
 
+def names(opened: Opener, name: str, data: Data) -> list[str]:
+    """The keys of the first rows, each once."""
+    return _keys(next(_chunks(opened, name, data), []))
+
+
 def kind(value: Any) -> str:
     """`null`, `boolean`, `number`, `string`, `object`, or `list of` one of these; `list of mixed` for several."""
     if value is None:
@@ -107,11 +112,15 @@ def _chunks(opened: Opener, name: str, data: Data) -> Iterator[list[dict[str, An
 
 
 def _require(columns: list[str], chunk: list[dict[str, Any]], name: str) -> None:
-    found = list(dict.fromkeys(itertools.chain.from_iterable(chunk)))
+    found = _keys(chunk)
     missing = [column for column in columns if column not in found]
     if missing:
         shown = ", ".join(map(repr, found)) or "none"
         raise UserError(*(f"{name}: no column {column!r}; the file has {shown}" for column in missing))
+
+
+def _keys(chunk: list[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(itertools.chain.from_iterable(chunk)))
 
 
 def _table(columns: list[str], batch: list[tuple[Any, ...]], kinds: list[str], name: str, before: int) -> pa.Table:

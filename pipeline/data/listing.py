@@ -14,22 +14,26 @@ from pipeline.errors import StorageError, UserError
 
 MAGIC = re.compile(r"[*?\[]")
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w-]*/[A-Za-z0-9][\w-]*")  # how the hub names one, and how a folder may be called
 QUERY = re.compile(r"\?[A-Za-z_]+=.*$")  # a "?" without "=" behind it is part of a glob
 
 
 @dataclass(frozen=True)
 class Found:
-    """A file: its absolute path or address, and its size in bytes."""
+    """A file: its absolute path or address, its size in bytes, and what `tag` gives if the listing has told it."""
 
     path: str
     size: int
+    tag: str | None = None
 
 
 def remote(path: str) -> bool:
-    """Whether the path is an `s3://` address. Raises UserError for any other scheme but `file://`."""
+    """Whether the path is an `s3://` address. Raises UserError for any other scheme but `file://` and `hf://`."""
     scheme = SCHEME.match(path)
-    if scheme and scheme[1] not in ("s3", "file"):
-        raise UserError(f"{path}: the scheme {scheme[1]!r} is not supported; give a local path or s3://bucket/key")
+    if scheme and scheme[1] not in ("s3", "file", "hf"):
+        raise UserError(
+            f"{path}: the scheme {scheme[1]!r} is not supported; give a local path, s3://bucket/key or hub:owner/name"
+        )
     return bool(scheme and scheme[1] == "s3")
 
 
@@ -44,6 +48,10 @@ def resolve(path: str, storage: Storage) -> tuple[FileSystem, str]:
         from pipeline.storage import data_filesystem
 
         return data_filesystem(path, storage)
+    if path.startswith("hf://"):
+        from pipeline.data import hub
+
+        return LocalFileSystem(), hub.fetched(path)
     return LocalFileSystem(), os.path.normpath(Path(path.removeprefix("file://")).expanduser().absolute())
 
 
@@ -81,13 +89,14 @@ def matching(path: str, storage: Storage) -> tuple[list[Found], bool]:
         return [found(info)], False
     if not wildcards:
         if info.type != FileType.Directory:
-            raise UserError(f"{path}: no such file or folder{_nearby(filesystem, root)}")
+            hint = f"; for the data set of the hub write hub:{path}" if REPOSITORY.fullmatch(path) else ""
+            raise UserError(f"{path}: no such file or folder{_nearby(filesystem, root)}{hint}")
         return [found(info) for info in _files(filesystem, root, True) if _visible(info, root)], True
     deep = len(wildcards) > 1 or "**" in wildcards
     matches = [
         found(info)
         for info in _files(filesystem, root, deep)
-        if _matches(info.path[len(root.rstrip("/")) + 1 :].split("/"), wildcards)
+        if fits(info.path[len(root.rstrip("/")) + 1 :], "/".join(wildcards))
     ]
     if not matches:
         raise UserError(f"{path}: no file matches")
@@ -101,6 +110,11 @@ def _files(filesystem: FileSystem, root: str, deep: bool) -> list[FileInfo]:
 
 def _visible(info: FileInfo, root: str) -> bool:
     return not any(part[:1] in (".", "_") for part in info.path[len(root.rstrip("/")) + 1 :].split("/"))
+
+
+def fits(path: str, pattern: str) -> bool:
+    """Whether a relative path fits a glob; `**` stands for any depth."""
+    return _matches(path.split("/"), pattern.split("/"))
 
 
 def _matches(names: list[str], pattern: list[str]) -> bool:

@@ -86,7 +86,9 @@ def tokenise(config: Config, facts: Facts, split: str) -> Tokens:
     """Read and tokenise a split on the cluster's CPUs, once."""
     quiet()
     tokeniser = Tokeniser.of(config, facts, split)
-    files = facts.files[split]
+    # A file without rows would give a block without columns.
+    counts = facts.rows_per_file[split]
+    files = [file for file, rows in zip(facts.files[split], counts, strict=True) if rows]
 
     def rows_of(batch: dict[str, Any]) -> Iterator[pa.Table]:
         for number in batch["file"]:
@@ -99,13 +101,13 @@ def tokenise(config: Config, facts: Facts, split: str) -> Tokens:
     dataset = numbers.map_batches(rows_of, batch_size=1).materialize()
     blocks = dataset.to_arrow_refs()
     parts = ray.get([_facts_of.remote(block) for block in blocks])
-    counts = [len(lengths) for lengths, _, _ in parts]
+    sizes = [len(lengths) for lengths, _, _ in parts]
     index = Index(
         np.concatenate([lengths for lengths, _, _ in parts]),
         np.concatenate([weights for _, weights, _ in parts]),
         sum(truncated for _, _, truncated in parts),
     )
-    return Tokens(blocks, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), index, owner=dataset)
+    return Tokens(blocks, np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), index, owner=dataset)
 
 
 def rounds(plan: Plan, first: int, last: int) -> list[tuple[int, int]]:

@@ -129,9 +129,81 @@ def test_check_prints_a_row_a_check_and_json_for_scripts(
     found: list[dict[str, Any]] = json.loads(out)
     assert status == 0
     assert all(row["passed"] for row in found)
+    assert {key for row in found for key in row} == {"check", "passed", "found", "details"}
     status, out, err = run_cli(["check", *files(), "scaling.workers=4000"], capsys)
     assert (status, "wrong" in out) == (2, True)
     assert "4000 workers" in err
+
+
+def details(name: str, *overrides: str) -> dict[str, Any]:
+    found = next(row.details for row in check(load(None, list(overrides), {})) if row.name == name)
+    assert found is not None
+    return json.loads(json.dumps(found))  # type: ignore[no-any-return]
+
+
+def test_check_tells_files_columns_labels_lengths_and_first_rows(files: Callable[..., list[str]]) -> None:
+    words = " ".join(["word"] * 98)
+    train = f"id,text,category\n0,{words},b\n1,,a\n2,Where is [my] card?,b\n3,{words} {words},a\n"
+    found = details("data", *files(train, "text,category\nlate,b\n"), "data.max_length=100")
+    assert set(found) == {"train", "validation"}
+    split = found["train"]
+    (file,) = split.pop("files")
+    assert (Path(file.pop("path")).name, file) == ("train.csv", {"format": "csv", "bytes": len(train), "rows": 4})
+    first = split.pop("first_rows")
+    assert split == {
+        "rows": 4,
+        "columns": ["id", "text", "category"],
+        "empty_texts": 1,
+        "labels": {"a": 2, "b": 2},
+        # With the two special tokens: 2, 9, 100 and 198.
+        "lengths": {"measured_rows": 4, "p50": 100, "p90": 198, "p99": 198, "max": 198},
+        "max_length": 100,
+        "truncated_share": 0.25,
+    }
+    assert [(row["tokens"], row["label"], row["target"]) for row in first] == [(100, "b", 1), (2, "a", 0), (9, "b", 1)]
+    assert first[1]["text"].replace(" ", "") == "[CLS][SEP]"
+    assert first[2]["text"].startswith("[CLS] where is [ my ] card")
+    assert found["validation"]["labels"] == {"a": 0, "b": 1}
+
+
+def test_check_measures_a_share_of_the_rows_where_there_are_many(
+    files: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline.data import survey
+
+    monkeypatch.setattr(survey, "MOST_ROWS", 100)
+    # Every tenth row is long: what is measured must not be the first hundred, nor one row in ten.
+    rows = "".join(f"{'a b c d' if number > 900 else 'a'},{'xy'[number % 2]}\n" for number in range(1001))
+    found = details("data", *files("text,category\n" + rows, "text,category\na,x\n"))["train"]
+    assert found["lengths"] == {"measured_rows": 91, "p50": 3, "p90": 3, "p99": 6, "max": 6}
+
+
+def test_check_tells_storage_model_and_capacity_to_scripts(files: Callable[..., list[str]]) -> None:
+    arguments = [*files(), "data.engine=ray", "scaling.use_gpu=false"]
+    assert [step["name"] for step in details("storage", *arguments)["steps"]] == ["list", "write", "read", "delete"]
+    model = details("model", *arguments)
+    assert (model["architecture"], model["layers"], model["max_tokens"]) == ("BertModel", 6, 512)
+    capacity = details("capacity", *arguments)
+    assert capacity["nodes"][0]["CPU"] >= 4
+    assert (capacity["local"], capacity["workers"], capacity["cpus_for_data"]) == (True, 2, 1.0)
+    assert capacity["resources_per_worker"] == {"CPU": 1.0}
+
+
+def test_check_shows_what_is_in_the_data_as_tables(
+    files: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    classes = "".join(f"text {number},class {number}\n" for number in range(30)) + "more,class 7\n"
+    status, out, _ = run_cli(["check", *files("text,category\n" + classes, "text,category\na,class 1\n")], capsys)
+    assert status == 0
+    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
+    assert ["rows", "31", "1"] in lines
+    assert ["columns", "text, category", "text, category"] in lines
+    assert ["cut at data.max_length", "0.0% at 128", "0.0% at 128"] in lines
+    assert ["class 7", "2", "0"] in lines
+    assert ["and 10 more, 1 rows the rarest", "10", "0"] in lines
+    assert ["[CLS] text 0 [SEP]", "4", "class 0", "0"] in lines
+    assert any(line[:2] == ["capacity", "ok"] and "2 workers of 1 CPU each" in line[2] for line in lines)
 
 
 @pytest.mark.parametrize(
