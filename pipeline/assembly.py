@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pipeline import schedule, strategy
+from pipeline import schedule, strategy, tasks
 from pipeline.config import Config
 from pipeline.data.batch import Collate
 from pipeline.data.engine import Batches, Index, total_steps
@@ -86,6 +86,8 @@ def parts(
     )
     model, optimizer, scheduler = accelerator.prepare(trainee.model, trainee.optimizer, scheduler)
     strategy.prove_active(accelerator, model)
+    if config.model.task == "causal-lm":
+        tasks.prove_causal(model, accelerator.device, config.data.packing)
     names = names_of(config.metrics, config.model.task)
     main = accelerator.is_main_process
     return Parts(
@@ -96,7 +98,9 @@ def parts(
         scheduler=scheduler,
         batches=batches,
         steps=steps,
-        scorer=Scorer(names, config.model.task, max(1, len(facts.labels))) if main else None,
+        scorer=Scorer(names, config.model.task, max(1, len(facts.labels)))
+        if main and facts.label_type != "none"
+        else None,
         best=best_of(config.metrics, config.model.task),
         run=run,
         multiple=_multiple(accelerator),
