@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pipeline import schedule, strategy, tasks
+from pipeline import lora, schedule, strategy, tasks
 from pipeline.config import Config
 from pipeline.data.batch import Collate
 from pipeline.data.engine import Batches, Index, total_steps
@@ -38,8 +38,13 @@ def trainee(config: Config, facts: Facts, accelerator: Any) -> Trainee:
     set_seed(config.run.seed)
     with accelerator.local_main_process_first():
         model = load_model(config.model, config.storage, facts.labels)
-    set_seed(config.run.seed, device_specific=True)
+    if config.model.lora.r is not None:
+        model = lora.adapted(model, config)
     training = config.training
+    if training.activation_checkpointing:
+        # Without re-entrance: it needs no gradient at a layer's input, which adapters alone do not give.
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    set_seed(config.run.seed, device_specific=True)
     optimizer = torch.optim.AdamW(_groups(model, training.weight_decay), lr=training.learning_rate)
     return Trainee(model, optimizer, tokenizer)
 

@@ -151,6 +151,10 @@ class Training(Section):
     weight_decay: float = Field(0.01, ge=0, le=10, description="Of AdamW; none on biases and norms.")
     max_grad_norm: float | None = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
     mixed_precision: Literal["no", "bf16", "fp16"] = Field("no", description="fp16 needs a GPU.")
+    activation_checkpointing: bool = Field(
+        False,
+        description="Compute activations again in the backward pass instead of keeping them: slower, less memory.",
+    )
     eval_every: Literal["epoch"] | PositiveInt = Field("epoch", description="`epoch`, or a number of optimizer steps.")
     eval_batch_size_per_worker: PositiveInt | None = Field(None, description="Twice the training one if not given.")
     early_stopping_patience: PositiveInt | None = Field(
