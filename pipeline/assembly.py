@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pipeline import schedule, strategy
+from pipeline import lora, schedule, strategy, tasks
 from pipeline.config import Config
 from pipeline.data.batch import Collate
 from pipeline.data.engine import Batches, Index, total_steps
@@ -38,8 +38,13 @@ def trainee(config: Config, facts: Facts, accelerator: Any) -> Trainee:
     set_seed(config.run.seed)
     with accelerator.local_main_process_first():
         model = load_model(config.model, config.storage, facts.labels)
-    set_seed(config.run.seed, device_specific=True)
+    if config.model.lora.r is not None:
+        model = lora.adapted(model, config)
     training = config.training
+    if training.activation_checkpointing:
+        # Without re-entrance: it needs no gradient at a layer's input, which adapters alone do not give.
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    set_seed(config.run.seed, device_specific=True)
     optimizer = torch.optim.AdamW(_groups(model, training.weight_decay), lr=training.learning_rate)
     return Trainee(model, optimizer, tokenizer)
 
@@ -86,6 +91,8 @@ def parts(
     )
     model, optimizer, scheduler = accelerator.prepare(trainee.model, trainee.optimizer, scheduler)
     strategy.prove_active(accelerator, model)
+    if config.model.task == "causal-lm":
+        tasks.prove_causal(model, accelerator.device, config.data.packing)
     names = names_of(config.metrics, config.model.task)
     main = accelerator.is_main_process
     return Parts(
@@ -96,7 +103,9 @@ def parts(
         scheduler=scheduler,
         batches=batches,
         steps=steps,
-        scorer=Scorer(names, config.model.task, max(1, len(facts.labels))) if main else None,
+        scorer=Scorer(names, config.model.task, max(1, len(facts.labels)))
+        if main and facts.label_type != "none"
+        else None,
         best=best_of(config.metrics, config.model.task),
         run=run,
         multiple=_multiple(accelerator),

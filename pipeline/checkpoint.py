@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from pipeline import lora
 from pipeline.errors import RunError
 from pipeline.storage import Store
 
@@ -101,7 +102,10 @@ def save(
     save_file(_random_state(), folder / "random" / f"rank-{rank:05d}.safetensors")
     if rank:
         return
-    model.save_pretrained(folder)
+    if lora.is_adapted(model):
+        lora.save(folder, model)
+    else:
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     tensors, settings = _optimizer_state(model, optimizer)
     save_file(tensors, folder / "optimizer.safetensors")
@@ -119,13 +123,10 @@ def load(
 
     Random states are taken over if the world has the size it had; otherwise those of a fresh start stay.
     """
-    weights = load_file(folder / "model.safetensors")
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    tied = set(getattr(model, "_tied_weights_keys", None) or ())
-    if unexpected or [name for name in missing if name not in tied]:
-        raise RunError(
-            f"checkpoint {folder.name}: parameters {sorted([*missing, *unexpected])[:3]} do not fit the model"
-        )
+    if lora.is_adapted(model):
+        lora.load(folder, model)
+    else:
+        _load_model(folder, model)
     _restore_optimizer(model, optimizer, load_file(folder / "optimizer.safetensors"), _read(folder / "optimizer.json"))
     if scaler is not None and (folder / "scaler.json").exists():
         scaler.load_state_dict(_read(folder / "scaler.json"))
@@ -133,6 +134,16 @@ def load(
         _restore_random(load_file(folder / "random" / f"rank-{rank:05d}.safetensors"))
     state: dict[str, Any] = _read(folder / "state.json")
     return state
+
+
+def _load_model(folder: Path, model: torch.nn.Module) -> None:
+    weights = load_file(folder / "model.safetensors")
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    tied = set(getattr(model, "_tied_weights_keys", None) or ())
+    if unexpected or [name for name in missing if name not in tied]:
+        raise RunError(
+            f"checkpoint {folder.name}: parameters {sorted([*missing, *unexpected])[:3]} do not fit the model"
+        )
 
 
 def _optimizer_state(

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 PositiveInt = Annotated[int, Field(ge=1)]
-Task = Literal["text-classification", "regression", "multi-label"]
+Task = Literal["text-classification", "regression", "multi-label", "causal-lm"]
+TRAIN_FUNC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -40,12 +41,36 @@ class Run(Section):
         1800, ge=1, description="Seconds for which a rank waits in a collective for the others; then the same."
     )
 
+    train_func: str | None = Field(
+        None,
+        description="`package.module:function` of your own, called on every worker in place of the built-in loop "
+        "(docs/migration.md).",
+    )
+
+    @field_validator("train_func")
+    @classmethod
+    def _train_func(cls, address: str | None) -> str | None:
+        if address is not None and not TRAIN_FUNC.fullmatch(address):
+            raise ValueError("expected package.module:function, such as my_project.training:train")
+        return address
+
     @field_validator("name")
     @classmethod
     def _name(cls, name: str) -> str:
         if not RUN_NAME.fullmatch(name):
             raise ValueError("letters, digits, '.', '_' and '-' only, at most 100, the first a letter or digit")
         return name
+
+
+class Lora(Section):
+    """Low-rank adapters (LoRA): with `r` given only they are trained and saved; the model itself stays as it is."""
+
+    r: PositiveInt | None = Field(None, description="Rank of the adapters; null trains the whole model.")
+    alpha: float = Field(16, gt=0, description="Adapters are scaled by alpha / r.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout in front of the adapters.")
+    target_modules: list[str] | str = Field(
+        "all-linear", description="Names of the layers that get one, or `all-linear`: all but the output layer."
+    )
 
 
 class Model(Section):
@@ -57,13 +82,17 @@ class Model(Section):
         description="`package:NAME` (a model folder inside an installed Python package), a local folder, an `s3://` "
         "URI, or a hub name.",
     )
-    task: Task = Field("text-classification", description="What is predicted: one label, a number, or several labels.")
+    task: Task = Field(
+        "text-classification",
+        description="What is predicted: one label, a number, several labels, or the next token of a text.",
+    )
     config: dict[str, Any] = Field(
         default_factory=dict,
         description="Changes to the model's own configuration, e.g. `{num_hidden_layers: 2, hidden_dropout_prob: 0}`.",
     )
     revision: str | None = Field(None, description="Branch, tag or commit of a hub model.")
     from_scratch: bool = Field(False, description="Random weights of the same shape instead of the pretrained ones.")
+    lora: Lora = Lora()
 
 
 class Columns(Section):
@@ -73,6 +102,12 @@ class Columns(Section):
     text_pair: str | None = Field(None, min_length=1, description="A second text, for sentence pairs.")
     label: str = Field(
         "category", min_length=1, description="Class name or number, a number, or a list of class names."
+    )
+    prompt: str | None = Field(
+        None, min_length=1, description="causal-lm: what the model is asked; read in place of `text`."
+    )
+    completion: str | None = Field(
+        None, min_length=1, description="causal-lm: its answer; the loss is that of these tokens alone."
     )
 
 
@@ -97,6 +132,11 @@ class Data(Section):
     )
     columns: Columns = Columns()
     max_length: int = Field(128, ge=2, description="Tokens a row is cut to; at most what the model takes.")
+    packing: bool = Field(
+        True,
+        description="causal-lm: training rows share sequences of up to `max_length` tokens, without seeing each other. "
+        "Batches then count sequences.",
+    )
     shuffle_rows: PositiveInt = Field(
         262_144, description="Rows of the shuffle buffer. A data set that fits is shuffled as a whole."
     )
@@ -123,6 +163,10 @@ class Training(Section):
     weight_decay: float = Field(0.01, ge=0, le=10, description="Of AdamW; none on biases and norms.")
     max_grad_norm: float | None = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
     mixed_precision: Literal["no", "bf16", "fp16"] = Field("no", description="fp16 needs a GPU.")
+    activation_checkpointing: bool = Field(
+        False,
+        description="Compute activations again in the backward pass instead of keeping them: slower, less memory.",
+    )
     eval_every: Literal["epoch"] | PositiveInt = Field("epoch", description="`epoch`, or a number of optimizer steps.")
     eval_batch_size_per_worker: PositiveInt | None = Field(None, description="Twice the training one if not given.")
     early_stopping_patience: PositiveInt | None = Field(
@@ -159,7 +203,8 @@ class Metrics(Section):
     names: list[str] | None = Field(
         None,
         description="`accuracy`, `f1`, `precision`, `recall`, `matthews_correlation`, `pearson`, `spearman`, `mse`, "
-        "`mae`, a GLUE task as `glue/mrpc`, or the path of an `evaluate` module. By default what fits the task.",
+        "`mae`, `perplexity`, a GLUE task as `glue/mrpc`, or the path of an `evaluate` module. By default what fits "
+        "the task.",
     )
     best: str | None = Field(None, description="The metric that chooses the best checkpoint; the first of `names`.")
     mode: Literal["max", "min"] | None = Field(None, description="Whether more or less is better; known for ours.")
@@ -227,6 +272,14 @@ class Config(Section):
     checkpoint: Checkpoint = Checkpoint()
     scaling: Scaling = Scaling()
     storage: Storage = Storage()
+
+    @model_validator(mode="after")
+    def _language_model(self) -> "Config":
+        from pipeline.data.columns import problem
+
+        if found := problem(self):
+            raise ValueError(found)
+        return self
 
     @model_validator(mode="after")
     def _together(self) -> "Config":

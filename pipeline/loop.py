@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from pipeline import activity
@@ -21,9 +20,7 @@ from pipeline.data.engine import Batches
 from pipeline.data.plan import FILL, Step
 from pipeline.errors import RunError
 from pipeline.result import plain
-from pipeline.tasks import predictions, row_losses
-
-Array = npt.NDArray[Any]
+from pipeline.tasks import inputs, judged, outcome, row_losses
 
 
 @dataclass(frozen=True)
@@ -178,10 +175,11 @@ def _train_step(
         accelerator.gradient_state._set_sync_gradients(last)
         with nullcontext() if last else accelerator.no_sync(model):
             with accelerator.autocast():
-                logits = model(**_inputs(batch, accelerator.device)).logits
+                logits = model(**inputs(batch, accelerator.device)).logits
             weight = batch["weight"].to(accelerator.device)
             losses = row_losses(parts.config.model.task, logits, batch["labels"].to(accelerator.device))
-            part = (losses * weight).sum() / step.weight
+            # Weight 0: rows of a language model without a token that counts.
+            part = (losses * weight).sum() / (step.weight or 1.0)
             # Gradients are averaged over the processes; the loss is to be a sum over all their rows.
             accelerator.backward(part * accelerator.num_processes)
         loss += part.detach()
@@ -199,11 +197,6 @@ def _usable(parts: Parts, norm: torch.Tensor) -> bool:
     if parts.config.training.stop_on_bad_loss or parts.accelerator.scaler is not None:
         return True
     return bool(torch.isfinite(norm))
-
-
-def _inputs(batch: Batch, device: torch.device) -> Batch:
-    names = ("input_ids", "attention_mask", "token_type_ids")
-    return {name: batch[name].to(device) for name in names if name in batch}
 
 
 def _log(parts: Parts, pending: list[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]) -> bool:
@@ -240,33 +233,25 @@ def evaluate(parts: Parts) -> dict[str, float]:
     assert plan is not None
     began = time.perf_counter()
     parts.model.eval()
-    rows: list[Array] = []
-    losses: list[Array] = []
-    found: list[Array] = []
-    wanted: list[Array] = []
+    gathered: list[Any] = []
     activity.mark("waiting for an evaluation batch")
     for number, batch in enumerate(parts.batches.validation()):
         activity.mark(f"evaluating batch {number + 1} of {plan.steps_per_epoch}")
         labels = batch["labels"].to(accelerator.device)
         with torch.no_grad(), accelerator.autocast():
-            logits = parts.model(**_inputs(batch, accelerator.device)).logits
-        gathered = accelerator.gather_for_metrics(
-            (batch["row"].to(accelerator.device), row_losses(task, logits, labels), predictions(task, logits), labels)
-        )
-        for values, part in zip((rows, losses, found, wanted), gathered, strict=True):
-            values.append(part.cpu().numpy())
+            logits = parts.model(**inputs(batch, accelerator.device)).logits
+        found = (batch["row"].to(accelerator.device), *outcome(task, logits, labels))
+        gathered.append([part.cpu().numpy() for part in accelerator.gather_for_metrics(found)])
         parts.run.evaluating(number + 1, plan.steps_per_epoch)
     activity.mark("computing metrics")
+    row, *values = (np.concatenate(part) for part in zip(*gathered, strict=True))
     # In the order of the file: float sums, and with them the metrics, are then the same on any number of workers.
-    row = np.concatenate(rows)
     order = np.argsort(row, kind="stable")
     order = order[row[order] != FILL]
     assert len(order) == plan.rows, f"{len(order)} of {plan.rows} validation rows counted"
     metrics: list[dict[str, float]] = [{}]
     if accelerator.is_main_process:
-        metrics[0] = {"eval_loss": float(np.concatenate(losses)[order].mean(dtype=np.float64))}
-        scores = parts.scorer.compute(np.concatenate(found)[order], np.concatenate(wanted)[order])
-        metrics[0] |= {f"eval_{name}": value for name, value in scores.items()}
+        metrics[0] = judged(task, parts.scorer, [value[order] for value in values])
         metrics[0] |= {"eval_rows": plan.rows, "eval_seconds": time.perf_counter() - began}
     broadcast_object_list(metrics, from_process=0)
     return metrics[0]

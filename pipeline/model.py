@@ -117,7 +117,10 @@ def load_config(model: Model, storage: Storage, labels: list[str] | None = None)
     if unknown:
         raise UserError(*(f"model.config.{key}: a {config.model_type} model has no such setting" for key in unknown))
     settings = dict(model.config)
-    settings["problem_type"] = PROBLEM_TYPES[model.task]
+    if model.task == "causal-lm":
+        _check_decoder(model, config)
+    else:
+        settings["problem_type"] = PROBLEM_TYPES[model.task]
     if model.task == "regression":
         settings["num_labels"] = 1
     elif labels:
@@ -126,6 +129,17 @@ def load_config(model: Model, storage: Storage, labels: list[str] | None = None)
     for key, value in settings.items():
         setattr(config, key, value)
     return config
+
+
+def _check_decoder(model: Model, config: Any) -> None:
+    """Refuse what is no language model: a BERT would get a new, random head and see what it is to predict."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    named = config.architectures or []
+    known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if not known or (named and not any("CausalLM" in name or "LMHead" in name for name in named)):
+        found = ", ".join(named) or f"a {config.model_type} model"
+        raise UserError(f"model.path: {model.path} holds {found}; model.task causal-lm needs a ...ForCausalLM")
 
 
 def load_tokenizer(model: Model, storage: Storage) -> Any:
@@ -150,30 +164,36 @@ def load_tokenizer(model: Model, storage: Storage) -> Any:
 
 
 def load_model(model: Model, storage: Storage, labels: list[str]) -> Any:
-    """The model in float32 with a head for the labels; call it under a fixed seed, as the head's weights are random."""
+    """The model in float32 with a head for its task; call it under a fixed seed, as a new head's weights are random."""
     import torch
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     config = load_config(model, storage, labels)
+    language = model.task == "causal-lm"
+    kind = AutoModelForCausalLM if language else AutoModelForSequenceClassification
     if model.from_scratch:
-        return AutoModelForSequenceClassification.from_config(config).to(torch.float32)
-    if config.pad_token_id is None:
+        return kind.from_config(config).to(torch.float32)
+    if config.pad_token_id is None and not language:
         # Decoders find the end of a text by it.
         config.pad_token_id = load_tokenizer(model, storage).pad_token_id
     try:
-        loaded, report = AutoModelForSequenceClassification.from_pretrained(
+        found, report = kind.from_pretrained(
             locate(model, storage),
             config=config,
             revision=model.revision,
             dtype=torch.float32,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,
+            # A classification head is new; of a language model everything has to fit.
+            ignore_mismatched_sizes=not language,
             output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"model.path: the weights of {model.path} cannot be loaded: {_first_line(error)}") from error
-    _check_loaded(model, loaded, report)
-    return loaded
+    if language and report["missing_keys"]:
+        missing = sorted(report["missing_keys"])[:3]
+        raise UserError(f"model.path: {model.path} has no weights for {', '.join(missing)}, which would stay random")
+    _check_loaded(model, found, report)
+    return found
 
 
 def _check_loaded(model: Model, loaded: Any, report: dict[str, Any]) -> None:
@@ -203,6 +223,10 @@ def describe(model: Model, storage: Storage) -> ModelFacts:
         # Other formats run code when they are loaded.
         raise UserError(f"model.path: {model.path} has no *.safetensors weights; expected a model with them")
     limits = [tokenizer.model_max_length] if tokenizer.model_max_length < 1_000_000 else []
+    if model.task == "causal-lm" and len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"model.path: the tokenizer of {model.path} has {len(tokenizer)} tokens, the model {config.vocab_size}"
+        )
     positions = getattr(config, "max_position_embeddings", None)
     if positions:
         # RoBERTa's positions start after the padding token's.

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 from pipeline import cluster
 from pipeline import run as runs
 from pipeline.config import Config, Data
-from pipeline.data.engine import train_shape
 from pipeline.data.inspect import Facts, inspect
 from pipeline.data.survey import survey
 from pipeline.errors import PipelineError, UserError
@@ -168,16 +167,16 @@ def _existing(config: Config, facts: Facts) -> tuple[str, tuple[bool, str | None
             *(f"run.name: {config.run.name} exists and differs; {difference}" for difference in found),
             f"run.name: take another name for another job, or make the differing fields those of {config.run.name}",
         )
-    if result and result["status"] == "finished" and (_is_done(result, config, facts)):
+    if result and result["status"] == "finished" and _is_done(result, config):
         return f"complete after {result['steps']} steps", (True, seen)
     return "to be continued", (False, seen)
 
 
-def _is_done(result: dict[str, object], config: Config, facts: Facts) -> bool:
-    shape = train_shape(config, config.scaling.workers)
-    total = config.training.epochs * -(-facts.rows["train"] // shape.global_rows)
+def _is_done(result: dict[str, Any], config: Config) -> bool:
+    # Not from the number of rows: those of a language model are packed into sequences. The data and the global batch
+    # are known to be the same.
+    per_epoch = round(result["steps"] / result["epochs"])
+    total = config.training.epochs * per_epoch
     if config.training.max_steps is not None:
         total = min(total, config.training.max_steps)
-    steps = result["steps"]
-    assert isinstance(steps, int)
-    return steps >= total or (bool(result.get("stopped_early")) and result.get("total_steps") == total)
+    return bool(result["steps"] >= total or (result.get("stopped_early") and result.get("total_steps") == total))

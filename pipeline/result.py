@@ -58,7 +58,7 @@ class Result:
 
 def is_metric(name: str) -> bool:
     """Whether a field of an evaluation is a measured value, not a count or a time."""
-    return name.startswith("eval_") and name not in ("eval_rows", "eval_seconds")
+    return name.startswith("eval_") and name not in ("eval_rows", "eval_seconds", "eval_tokens")
 
 
 def plain(value: Any) -> Any:

@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline import checkpoint
+import yaml
+
+from pipeline import checkpoint, lora, settings
 from pipeline.config import RUN_NAME, Storage
 from pipeline.errors import UserError
 from pipeline.result import is_metric, number
-from pipeline.run import CONFIG, OWNER, RESULT
+from pipeline.run import CONFIG, DATA, OWNER, RESULT
 from pipeline.storage import Store, open_store
 
 # What a checkpoint holds beside what from_pretrained loads.
@@ -98,8 +100,10 @@ def describe(run: Store) -> dict[str, Any]:
     }
 
 
-def export(run: Store, folder: Path, which: Literal["best", "last"]) -> str:
+def export(run: Store, folder: Path, which: Literal["best", "last"], adapter_only: bool = False) -> str:
     """Write model, labels and tokenizer of a checkpoint into `folder`, complete or not at all; returns its name.
+
+    Of a run with LoRA that is the whole model with its adapters merged in, or with `adapter_only` the adapters.
 
     Raises:
         UserError: the folder is not empty, or the run has no complete checkpoint.
@@ -117,10 +121,22 @@ def export(run: Store, folder: Path, which: Literal["best", "last"]) -> str:
         partial = Path(scratch) / "model"
         partial.mkdir()
         checkpoint.download(run, name, partial, lambda file: "/" not in file and file not in STATE_FILES)
+        has_adapter = (partial / lora.ADAPTER).exists()
+        if adapter_only and not has_adapter:
+            raise UserError(f"--adapter-only: {run.uri} has no adapters; it trained the whole model")
+        if has_adapter and not adapter_only:
+            config = settings.loads(run.read(CONFIG), f"{run.uri}/{CONFIG}")
+            lora.merge(partial, config, json.loads(run.read(DATA))["labels"])
         if folder.exists():
             folder.rmdir()
         shutil.move(partial, folder)
     return str(name)
+
+
+def loader(run: Store, adapter_only: bool = False) -> str:
+    """The class whose `from_pretrained` loads an export of the run."""
+    language = (yaml.safe_load(run.read(CONFIG)) or {})["model"]["task"] == "causal-lm"
+    return f"Auto{'Peft' if adapter_only else ''}ModelFor{'CausalLM' if language else 'SequenceClassification'}"
 
 
 def _best(run: Store, complete: list[checkpoint.Name]) -> checkpoint.Name:

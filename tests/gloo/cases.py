@@ -44,8 +44,14 @@ class Collected:
     tokenizer: Any
 
 
-def train(config: dict[str, Any], facts: dict[str, Any], folder: str | None = None, resume: str | None = None) -> Any:
-    """Train as a worker does; what came of it on this rank."""
+def train(
+    config: dict[str, Any],
+    facts: dict[str, Any],
+    folder: str | None = None,
+    resume: str | None = None,
+    ask: str | None = None,
+) -> Any:
+    """Train as a worker does; what came of it on this rank, with the logits for `ask` if it is given."""
     job, found = Config.model_validate(config), Facts.from_json(facts)
     accelerator = strategy.accelerator(job, torch.device("cpu"))
     trainee = assembly.trainee(job, found, accelerator)
@@ -77,7 +83,15 @@ def train(config: dict[str, Any], facts: dict[str, Any], folder: str | None = No
         "per_epoch": parts.batches.plan.steps_per_epoch,
         "exported": exported,
         "stopped_early": state.stopped_early,
+        "logits": _logits(model, trainee.tokenizer, ask),
     }
+
+
+def _logits(model: Any, tokenizer: Any, text: str | None) -> Any:
+    if text is None:
+        return None
+    with torch.no_grad():
+        return model.eval()(**tokenizer(text, return_tensors="pt")).logits.tolist()
 
 
 def _recorded(batches: Any) -> list[int]:
@@ -130,6 +144,89 @@ def losses_of_a_plain_loop(config: dict[str, Any], facts: dict[str, Any]) -> dic
         optimizer.zero_grad()
         losses.append(loss.item())
     return {"losses": np.asarray(losses)}
+
+
+def losses_of_documents_alone(config: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """A language model trained plainly: one process, each document in a forward of its own, transformers' own loss."""
+    from accelerate.utils import set_seed
+
+    from pipeline.data.torch_engine import tokenised
+    from pipeline.model import load_model
+
+    job, found = Config.model_validate(config), Facts.from_json(facts)
+    accelerator = strategy.accelerator(job, torch.device("cpu"))
+    batches: Any = assembly.batches(job, found, accelerator, assembly.trainee(job, found, accelerator).tokenizer, None)
+    set_seed(job.run.seed)
+    model = load_model(job.model, job.storage, [])
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    plain = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": decayed, "weight_decay": job.training.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=job.training.learning_rate)
+    total = job.training.epochs * batches.plan.steps_per_epoch
+    losses = []
+    model.train()
+    rows = tokenised(job, found, "train")
+    for step in range(total):
+        warmup = int(total * job.training.warmup_ratio)
+        share = (step + 1) / (warmup + 1) if step < warmup else (total - step) / (total - warmup)
+        for group in optimizer.param_groups:
+            group["lr"] = job.training.learning_rate * share
+        chosen = [rows[number] for number in batches.plan.step_rows(step).tolist()]
+        tokens = sum(sum(row["target"]) for row in chosen)
+        loss = torch.zeros(())
+        for row in chosen:
+            part = _loss_of_documents(model, row) / tokens
+            part.backward()
+            loss += part.detach()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), job.training.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    model.eval()
+    held = list(tokenised(job, found, "validation"))
+    with torch.no_grad():
+        whole = sum(float(_loss_of_documents(model, row)) for row in held)
+    tokens = sum(sum(row["target"]) for row in held)
+    return {"losses": np.asarray(losses), "eval_loss": whole / tokens, "eval_tokens": tokens}
+
+
+def _loss_of_documents(model: Any, row: dict[str, Any]) -> torch.Tensor:
+    """Sum of the losses of a row's tokens that count, document by document."""
+    at, loss = 0, torch.zeros(())
+    for size in row["documents"]:
+        ids = torch.tensor([row["input_ids"][at : at + size]])
+        counts = torch.tensor([row["target"][at : at + size]])
+        loss = loss + model(input_ids=ids, labels=ids.masked_fill(counts == 0, -100)).loss * counts.sum()
+        at += size
+    return loss
+
+
+def proof_of_a_leaking_model(path: str, broken: str) -> str:
+    """The words of the refusal of a model that lets tokens see what they must not."""
+    from transformers import LlamaForCausalLM
+
+    from pipeline.errors import RunError
+    from pipeline.tasks import prove_causal
+
+    model = LlamaForCausalLM.from_pretrained(path)
+    prove_causal(model, torch.device("cpu"), packed=True)  # as it is it passes
+    plain = model.forward
+
+    def forward(**given: Any) -> Any:
+        if broken == "documents":
+            given["position_ids"] = None  # as a model without such an argument takes them
+        else:
+            # Each document is kept to itself, but all of it is seen from each of its tokens.
+            document = torch.tensor([0, 0, 0, 1, 1, 1])
+            given["attention_mask"] = (document[:, None] == document[None]).view(1, 1, 6, 6)
+        return plain(**given)
+
+    model.forward = forward
+    try:
+        prove_causal(model, torch.device("cpu"), packed=True)
+    except RunError as error:
+        return str(error)
+    return "accepted"
 
 
 def places() -> Any:

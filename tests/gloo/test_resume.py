@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from pipeline import checkpoint, launch, loop
+from pipeline.cluster import Capacity
 from pipeline.config import Config
 from pipeline.errors import RunError, UserError
 from pipeline.preflight import preflight
@@ -24,6 +25,7 @@ from tests.gloo.world import World
 pytestmark = pytest.mark.timeout(600)
 Worlds = Callable[[int], World]
 Jobs = Callable[..., Config]
+CAPACITY = Capacity(({"CPU": 8.0},), local=True)
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def configured(job: Callable[..., Any], tmp_path: Path) -> Jobs:
 
 def start(world: World, config: Config) -> Result:
     """What `pipeline train` does, with the workers on bare processes."""
-    checks, prepared = preflight(config, lambda: ("", []))
+    checks, prepared = preflight(config, CAPACITY)
     if prepared is None:
         raise UserError(*checks.problems)
     if prepared.complete:
@@ -108,7 +110,7 @@ def test_another_job_under_the_name_of_a_run_is_refused_and_the_run_stays_as_it_
     configured: Jobs, sections: dict[str, Any], words: str
 ) -> None:
     config = configured()
-    _, prepared = preflight(config, lambda: ("", []))
+    _, prepared = preflight(config, CAPACITY)
     assert prepared is not None
     RunFolder.of(config).take_over(config, prepared.facts)
     before = {entry.name: folder_of(config).read(entry.name) for entry in folder_of(config).list()}
