@@ -108,9 +108,10 @@ def _fit(prepared: Prepared, folder: RunFolder, capacity: cluster.Capacity, bega
         try:
             outcome = trainer.fit().return_value
         except ray.train.TrainingFailedError as error:
-            # Of a worker that has ended itself Ray only knows that it is gone.
-            told = ray.get(board.last_words.remote())
-            raise RunError(f"training failed: {told}" if told else _cause(error)) from error
+            # Of a worker that has ended itself, or was ended by NCCL, Ray only knows that it is gone.
+            told, standing = ray.get([board.last_words.remote(), board.standing.remote()])
+            others = "".join(f"; rank {rank} {words}" for rank, words in sorted(standing.items()))
+            raise RunError(f"training failed: {told}" if told else _cause(error) + others) from error
     if outcome is None:
         raise RunError("the workers ended without a result; see the logs in the run's folder")
     if "problems" in outcome:
