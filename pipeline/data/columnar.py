@@ -40,13 +40,14 @@ def conformed(table: pa.Table, name: str, before: int) -> pa.Table:
 
 
 def _invalid(column: pa.ChunkedArray, field: str, name: str, before: int, error: pa.ArrowInvalid) -> UserError:
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+    words = str(error).splitlines()[0]
+    if "UTF8" in words and (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        # Offsets are judged before the bytes, so that single values can be looked at here.
         for row, value in enumerate(column, before + 1):
             try:
                 value.as_py()
             except UnicodeDecodeError:
                 return UserError(f"{name}: row {row}: column {field!r} holds bytes that are not UTF-8; write it as text")
-    words = str(error).splitlines()[0]
     return UserError(f"{name}: rows {before + 1} to {before + len(column)}: column {field!r} is damaged: {words}")
 
 

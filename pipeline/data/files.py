@@ -147,7 +147,7 @@ def _told(file: DataFile) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise UserError(f"{file.name}: is not there any more") from None
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # the last from damaged names of columns
         if listing.remote(file.path) and isinstance(error, OSError):
             raise StorageError(f"{file.name}: cannot be read: {_reason(error)}") from error
         raise UserError(f"{file.name}: cannot be read as {file.format}: {_reason(error)}") from error

@@ -1,6 +1,8 @@
 """Input files in a real S3 server are found and read as local ones are."""
 
+import bz2
 import gzip
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -97,3 +99,35 @@ def test_forbidden_files_are_refused_naming_the_field(
     (problem,) = caught.value.problems
     assert problem.startswith("data.train: ")
     assert "SignatureDoesNotMatch" in problem or "forbidden" in problem.lower()
+
+
+def test_every_format_reads_the_same_from_the_store(server: Server, store: Store, tmp_path: Path) -> None:
+    from datasets import Dataset, DatasetDict
+
+    rows = [{"text": "a", "label": "x"}, {"text": "\u00e4\nb", "label": "y"}]
+    as_csv = 'text,label\na,x\n"\u00e4\nb",y\n'.encode()
+    as_jsonl = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    DatasetDict({"train": Dataset.from_list(rows), "test": Dataset.from_list(rows[:1])}).save_to_disk(
+        str(tmp_path / "saved"), num_shards={"train": 2, "test": 1}
+    )
+    (tmp_path / "saved" / "train" / "cache-0123.arrow").write_bytes(b"left over")
+    for file in (tmp_path / "saved").rglob("*.*"):
+        store.write(f"saved/{file.relative_to(tmp_path / 'saved')}", file.read_bytes())
+    for name, content in {
+        "a.csv": as_csv, "a.csv.gz": gzip.compress(as_csv), "a.csv.bz2": bz2.compress(as_csv),
+        "a.csv.zst": pa.compress(as_csv, "zstd", asbytes=True), "a.jsonl": as_jsonl,
+        "a.jsonl.gz": gzip.compress(as_jsonl), "a.jsonl.zst": pa.compress(as_jsonl, "zstd", asbytes=True),
+        "a.parquet": (tmp_path / "a.parquet").read_bytes(),
+    }.items():  # fmt: skip
+        store.write(name, content)
+    names = [entry.name for entry in store.list() if "/" not in entry.name]
+    assert len(names) == 8
+    for name in [*names, "saved", "saved/", "saved/train"]:
+        data = DATA.model_copy(update={"train": f"{store.uri}/{name}", "validation": None})
+        facts = inspect(Config(data=data, storage=server.storage))
+        tables = [t for f in facts.files["train"] for t in read(f, ["text", "label"], data, server.storage)]
+        assert [row for table in tables for row in table.to_pylist()] == rows, name
+        assert facts.label_counts == {"train": {"x": 1, "y": 1}}
+    (only,) = find(f"{store.uri}/saved", DATA, server.storage, "data.test")
+    assert only.path.endswith("saved/test/data-00000-of-00001.arrow")

@@ -328,7 +328,7 @@ def test_empty_parquet_gives_no_rows(tmp_path: Path) -> None:
 @EXAMPLES
 @given(
     content=st.binary(max_size=200),
-    suffix=st.sampled_from(["csv", "jsonl", "parquet", "csv.gz", "jsonl.bz2", "csv.zst"]),
+    suffix=st.sampled_from(["csv", "jsonl", "parquet", "arrow", "csv.gz", "jsonl.bz2", "csv.zst"]),
 )
 def test_any_bytes_end_in_rows_or_in_a_user_error(tmp_path: Path, content: bytes, suffix: str) -> None:
     path = tmp_path / f"a.{suffix}"
