@@ -30,23 +30,33 @@ class Trainee:
 
 
 def trainee(config: Config, facts: Facts, accelerator: Any) -> Trainee:
-    """Load model and tokenizer; the first worker of a node goes first, so that each node fetches them once."""
+    """Load model and tokenizer, and build the optimizer."""
+    tokenizer = load_tokenizer(config.model, config.storage)
+    made = model(config, facts.labels, accelerator)
+    return Trainee(made, optimizer(config, made), tokenizer)
+
+
+def model(config: Config, labels: list[str], accelerator: Any) -> Any:
+    """The configured model; the first worker of a node goes first, so that each node fetches it once."""
     from accelerate.utils import set_seed
 
-    tokenizer = load_tokenizer(config.model, config.storage)
     # The new head's weights are random: the same seed gives the same start on any number of workers.
     set_seed(config.run.seed)
     with accelerator.local_main_process_first():
-        model = load_model(config.model, config.storage, facts.labels)
+        made = load_model(config.model, config.storage, labels)
     if config.model.lora.r is not None:
-        model = lora.adapted(model, config)
-    training = config.training
-    if training.activation_checkpointing:
+        made = lora.adapted(made, config)
+    if config.training.activation_checkpointing:
         # Without re-entrance: it needs no gradient at a layer's input, which adapters alone do not give.
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        made.activation_checkpointing_enable({"use_reentrant": False})
     set_seed(config.run.seed, device_specific=True)
-    optimizer = torch.optim.AdamW(_groups(model, training.weight_decay), lr=training.learning_rate)
-    return Trainee(model, optimizer, tokenizer)
+    return made
+
+
+def optimizer(config: Config, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """AdamW over what is trained of the model."""
+    training = config.training
+    return torch.optim.AdamW(_groups(model, training.weight_decay), lr=training.learning_rate)
 
 
 def _groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -90,9 +100,7 @@ def parts(
         trainee.optimizer, steps, training.warmup_ratio, training.lr_scheduler, min(state.step, steps)
     )
     model, optimizer, scheduler = accelerator.prepare(trainee.model, trainee.optimizer, scheduler)
-    strategy.prove_active(accelerator, model)
-    if config.model.task == "causal-lm":
-        tasks.prove_causal(model, accelerator.device, config.data.packing)
+    prove(config, accelerator, model)
     names = names_of(config.metrics, config.model.task)
     main = accelerator.is_main_process
     return Parts(
@@ -110,6 +118,17 @@ def parts(
         run=run,
         multiple=_multiple(accelerator),
     )
+
+
+def prove(config: Config, accelerator: Any, model: torch.nn.Module) -> None:
+    """After `prepare()`: the strategy is active, and a language model reads documents as their loss needs it.
+
+    Raises:
+        RunError: that is not so.
+    """
+    strategy.prove_active(accelerator, model)
+    if config.model.task == "causal-lm":
+        tasks.prove_causal(model, accelerator.device, config.data.packing)
 
 
 def fingerprint(model: torch.nn.Module) -> str:

@@ -28,7 +28,7 @@ class State:
     """Position and history of a run; what a checkpoint holds beside tensors.
 
     `step` counts optimizer steps done. `history` has the metrics of each evaluation. `best_step` is the step of the
-    best of them, `stale` the number of evaluations since.
+    best of them, `stale` the number of evaluations since. `extra` is what a train function of the user's own keeps.
     """
 
     step: int = 0
@@ -37,6 +37,7 @@ class State:
     best_step: int | None = None
     stale: int = 0
     stopped_early: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary for JSON, which has null for a metric that is NaN."""
@@ -134,7 +135,7 @@ def fit(parts: Parts, state: State, clock: Clock) -> State:
         if len(pending) == training.log_every or evaluate_now or save_now:
             save_now = _log(parts, pending) or save_now
         if evaluate_now:
-            state, better = _judged(parts, state, evaluate(parts))
+            state, better = best_so_far(parts, state, evaluate(parts))
             save_now = save_now or better or state.stopped_early
         if evaluate_now or save_now:
             # A store that is away holds up a save for as long as uploads are tried again.
@@ -143,10 +144,9 @@ def fit(parts: Parts, state: State, clock: Clock) -> State:
     return state
 
 
-def _seed(parts: Parts, step: int) -> None:
+def seed_step(seed: int, step: int, rank: int) -> None:
     """Dropout depends on seed, step and rank alone: not on the engine, on evaluations, or on where a run resumed."""
-    key = [parts.config.run.seed, step, parts.accelerator.process_index]
-    torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1)))
+    torch.manual_seed(int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> np.uint64(1)))
 
 
 def _due(every: str | int, step: int, epoch_ends: bool) -> bool:
@@ -168,7 +168,7 @@ def _train_step(
         clock.waiting += time.perf_counter() - asked
         if number == 0:
             # After the batch is there: a loader that starts an epoch draws a number too.
-            _seed(parts, index)
+            seed_step(parts.config.run.seed, index, accelerator.process_index)
         last = number + 1 == step.micro_batches
         # The last micro-batch of a step is where gradients are averaged, however many the step has: counting to a fixed
         # number, as `accumulate()` does, would miss the short last step of an epoch.
@@ -257,7 +257,7 @@ def evaluate(parts: Parts) -> dict[str, float]:
     return metrics[0]
 
 
-def _judged(parts: Parts, state: State, metrics: dict[str, float]) -> tuple[State, bool]:
+def best_so_far(parts: Parts, state: State, metrics: dict[str, float]) -> tuple[State, bool]:
     """The state with an evaluation taken in, and whether it is the best so far. A NaN is never the best."""
     name, mode = parts.best
     if f"eval_{name}" not in metrics:

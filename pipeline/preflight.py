@@ -1,5 +1,6 @@
 """Everything that can be known to be wrong, found before a worker or a GPU is asked for, and said together."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
@@ -81,6 +82,8 @@ def preflight(config: Config, capacity: cluster.Capacity, look: bool = False) ->
     """
     checks = Checks()
     checks.run("metrics", lambda: _metrics(config))
+    if config.run.train_func is not None:
+        checks.run("train function", lambda: _train_func(config))
     # Storage first: where it does not answer, reading from it would only find that out again, and later.
     stored = checks.run("storage", lambda: _storage(config), lambda steps: {"steps": [asdict(step) for step in steps]})
     reachable = stored is not None
@@ -104,7 +107,21 @@ def _on_s3(data: Data) -> bool:
     return "s3://" in f"{data.train} {data.validation}"
 
 
+def _train_func(config: Config) -> tuple[str, bool]:
+    from pipeline.custom import resolve
+
+    assert config.run.train_func is not None
+    resolve(config.run.train_func)
+    module = sys.modules[config.run.train_func.partition(":")[0]]
+    return f"{config.run.train_func} in {module.__file__}", True
+
+
 def _metrics(config: Config) -> tuple[str, bool]:
+    if config.run.train_func is not None:
+        from pipeline.custom import best
+
+        name, mode = best(config)
+        return f"of the train function; best by {mode} {name}", True
     problems = check_names(config.metrics, config.model.task)
     if problems:
         raise UserError(*problems)

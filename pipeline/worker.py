@@ -136,9 +136,9 @@ def _train(
     board: ActorBoard,
     watchdog: Watchdog,
 ) -> dict[str, Any]:
-    from accelerate.utils import gather_object
-
     config = job.config
+    if config.run.train_func is not None:
+        return _own(job, place, accelerator, folder, attempt, name, recorder, scratch)
     trainee = assembly.trainee(config, job.facts, accelerator)
     state = loop.State()
     if name is not None:
@@ -157,6 +157,65 @@ def _train(
     clock, resumed = loop.Clock(), state.step
     with watchdog:
         state = loop.fit(parts, state, clock)
+    return _outcome(place, attempt, recorder, run, parts, state, resumed, clock)
+
+
+def _own(
+    job: Job,
+    place: Place,
+    accelerator: Any,
+    folder: RunFolder,
+    attempt: int,
+    name: str | None,
+    recorder: Recorder,
+    scratch: Path,
+) -> dict[str, Any]:
+    """As `_train`, with the user's own function in place of the loop."""
+    from pipeline import custom
+    from pipeline.model import load_tokenizer
+
+    config, board = job.config, ActorBoard(job.board)
+    assert config.run.train_func is not None
+    function = custom.resolve(config.run.train_func)
+    tokenizer = load_tokenizer(config.model, config.storage)
+    indices = None if job.indices is None else ray.get(job.indices)
+    batches = assembly.batches(config, job.facts, accelerator, tokenizer, indices)
+    run = Reporter(config, place, folder, attempt, recorder, scratch, board)
+
+    def setup(model: Any, optimizer: Any, scheduler: Any) -> tuple[Any, Any, Any, loop.State]:
+        state = loop.State()
+        if name is not None:
+            state = _resume(folder, name, assembly.Trainee(model, optimizer, tokenizer), place, accelerator, scratch)
+            LOGGER.info("resumed from %s at step %d", name, state.step)
+            if place.rank == 0:
+                board.post(event=f"attempt {attempt} resumes from {name} at step {state.step}")
+        prepared = accelerator.prepare(model, optimizer, scheduler)
+        assembly.prove(config, accelerator, prepared[0])
+        return (*prepared, state)
+
+    context = custom.Context(
+        config, job.facts, accelerator, tokenizer, batches, run, setup, lambda parts: run.prepared(parts, tokenizer)
+    )
+    LOGGER.info("training by %s", config.run.train_func)
+    function(context)
+    state = context.finish()
+    return _outcome(place, attempt, recorder, run, context.parts, state, context.resumed_step, context.clock)
+
+
+def _outcome(
+    place: Place,
+    attempt: int,
+    recorder: Recorder,
+    run: Reporter,
+    parts: loop.Parts,
+    state: loop.State,
+    resumed: int,
+    clock: loop.Clock,
+) -> dict[str, Any]:
+    """What rank 0 returns to the driver; all ranks call it."""
+    from accelerate.utils import gather_object
+
+    batches = parts.batches
     run.settle()
     # All ranks enter these, whatever rank 0 does with them.
     workers = gather_object([place.describe()])

@@ -94,6 +94,50 @@ def _logits(model: Any, tokenizer: Any, text: str | None) -> Any:
         return model.eval()(**tokenizer(text, return_tensors="pt")).logits.tolist()
 
 
+def own(
+    config: dict[str, Any], facts: dict[str, Any], folder: str | None = None, resume: str | None = None
+) -> dict[str, Any]:
+    """Train by `run.train_func`, as a worker does."""
+    from pipeline import custom
+    from pipeline.model import load_tokenizer
+
+    job, found = Config.model_validate(config), Facts.from_json(facts)
+    assert job.run.train_func is not None
+    function = custom.resolve(job.run.train_func)
+    accelerator = strategy.accelerator(job, torch.device("cpu"))
+    tokenizer = load_tokenizer(job.model, job.storage)
+    batches = assembly.batches(job, found, accelerator, tokenizer, None)
+    used = _recorded(batches)
+    run = Collected(folder)
+
+    def setup(model: Any, optimizer: Any, scheduler: Any) -> Any:
+        state = loop.State()
+        if resume:
+            rank, size = accelerator.process_index, accelerator.num_processes
+            state = loop.State(**checkpoint.load(Path(resume), model, optimizer, None, rank, size))
+        prepared = accelerator.prepare(model, optimizer, scheduler)
+        assembly.prove(job, accelerator, prepared[0])
+        return (*prepared, state)
+
+    def ready(parts: loop.Parts) -> None:
+        run.parts, run.tokenizer = parts, tokenizer
+
+    context = custom.Context(job, found, accelerator, tokenizer, batches, run, setup, ready)
+    function(context)
+    state = context.finish()
+    return {
+        "steps": [line for line in run.lines if "learning_rate" in line],
+        "history": state.history,
+        "final_rate": context.parts.scheduler.get_last_lr()[0],
+        "print": assembly.agreed_fingerprint(accelerator.unwrap_model(context.parts.model)),
+        "rows": used,
+        "first": context.resumed_step,
+        "state": state.to_json(),
+        "clock": (context.clock.waiting, context.clock.stepping),
+        "micro_batches": len(context.train),
+    }
+
+
 def _recorded(batches: Any) -> list[int]:
     """Row numbers of all training batches, in the order in which they are taken."""
     used: list[int] = []

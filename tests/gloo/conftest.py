@@ -9,6 +9,7 @@ import pytest
 
 from pipeline.config import Config
 from pipeline.data.inspect import Facts, inspect
+from tests import llama
 from tests.gloo.world import World
 
 DATA = Path(__file__).parents[2] / "data" / "banking77"
@@ -62,6 +63,31 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Config,
             "model": {"config": TINY, "from_scratch": True},
             "data": {"engine": "torch", "train": str(paths["train"]), "validation": str(paths["validation"])},
             "training": {"epochs": 2, "learning_rate": 1e-3, "batch_size_per_worker": 8},
+            "storage": {"path": str(folder)},
+            "scaling": {"workers": 1},
+        }
+        merged = {name: {**values.get(name, {}), **sections.get(name, {})} for name in {*values, *sections}}
+        config = Config.model_validate(merged)
+        return config, inspect(config)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def language(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Config, Facts]]:
+    """A job on 211 texts of Banking77 with 43 for validation, and the facts of its data."""
+    folder = tmp_path_factory.mktemp("language")
+    model = llama.save(folder / "llama")
+    paths = {
+        "train": llama.write(folder / "train.jsonl", llama.rows("train.csv", 211)),
+        "validation": llama.write(folder / "validation.jsonl", llama.rows("test.csv", 43)),
+    }
+
+    def make(**sections: dict[str, object]) -> tuple[Config, Facts]:
+        values: dict[str, dict[str, object]] = {
+            "model": {"path": model, "task": "causal-lm"},
+            "data": {"engine": "torch", "max_length": 96, **paths},
+            "training": {"epochs": 2, "learning_rate": 5e-3, "global_batch_size": 6},
             "storage": {"path": str(folder)},
             "scaling": {"workers": 1},
         }

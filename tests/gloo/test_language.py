@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 
 from pipeline.config import Config
-from pipeline.data.inspect import inspect
-from tests import llama
 from tests.gloo import cases
 from tests.gloo.test_numbers import ABSOLUTE, RELATIVE, train
 from tests.gloo.world import World
@@ -21,31 +19,6 @@ pytestmark = pytest.mark.timeout(600)
 Worlds = Callable[[int], World]
 Made = tuple[Config, Any]
 PAIR = {"prompt": "prompt", "completion": "completion"}
-
-
-@pytest.fixture(scope="session")
-def language(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
-    """A job on 211 texts of Banking77 with 43 for validation, and the facts of its data."""
-    folder = tmp_path_factory.mktemp("language")
-    model = llama.save(folder / "llama")
-    paths = {
-        "train": llama.write(folder / "train.jsonl", llama.rows("train.csv", 211)),
-        "validation": llama.write(folder / "validation.jsonl", llama.rows("test.csv", 43)),
-    }
-
-    def make(**sections: dict[str, object]) -> Made:
-        values: dict[str, dict[str, object]] = {
-            "model": {"path": model, "task": "causal-lm"},
-            "data": {"engine": "torch", "max_length": 96, **paths},
-            "training": {"epochs": 2, "learning_rate": 5e-3, "global_batch_size": 6},
-            "storage": {"path": str(folder)},
-            "scaling": {"workers": 1},
-        }
-        merged = {name: {**values.get(name, {}), **sections.get(name, {})} for name in {*values, *sections}}
-        config = Config.model_validate(merged)
-        return config, inspect(config)
-
-    return make
 
 
 @pytest.mark.parametrize("columns", [{}, PAIR], ids=["text", "completion"])

@@ -12,7 +12,7 @@ from pipeline import checkpoint, runs
 from pipeline.errors import RunError, UserError
 from pipeline.run import RunFolder
 from tests import llama
-from tests.gloo.test_language import Made, Worlds, language, logits_of_a_fresh_process  # noqa: F401  (a fixture)
+from tests.gloo.test_language import Made, Worlds, logits_of_a_fresh_process
 from tests.gloo.test_numbers import ABSOLUTE, RELATIVE, train
 
 pytestmark = pytest.mark.timeout(900)
@@ -30,7 +30,7 @@ def _kept(config: Any, facts: Any, folder: Path, step: int) -> Any:
 
 def test_adapters_alone_are_trained_and_saved_resumed_exactly_and_exported_as_a_plain_model(
     world: Worlds,
-    language: Callable[..., Made],  # noqa: F811
+    language: Callable[..., Made],
     tmp_path: Path,
 ) -> None:
     import torch
@@ -76,7 +76,7 @@ def test_adapters_alone_are_trained_and_saved_resumed_exactly_and_exported_as_a_
 
 def test_one_and_two_workers_give_the_same_curve_with_checkpointed_activations_or_without(
     world: Worlds,
-    language: Callable[..., Made],  # noqa: F811
+    language: Callable[..., Made],
 ) -> None:
     curves = []
     for workers, activations in ((1, False), (2, True)):
@@ -119,7 +119,7 @@ def test_a_classifier_with_adapters_keeps_its_new_head_and_exports_as_a_plain_mo
 
 def test_layers_that_do_not_exist_are_refused_by_name(
     world: Worlds,
-    language: Callable[..., Made],  # noqa: F811
+    language: Callable[..., Made],
 ) -> None:
     from pipeline.lora import adapted
     from pipeline.model import load_model
