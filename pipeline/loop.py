@@ -6,7 +6,6 @@ It knows nothing of Ray, Kubernetes or storage; what it needs from them comes in
 import math
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ from pipeline.data.batch import Batch
 from pipeline.data.engine import Batches
 from pipeline.data.plan import FILL, Step
 from pipeline.errors import RunError
+from pipeline.strategy import backward, gradient_norm, synchronised
 from pipeline.tasks import predictions, row_losses
 
 Array = npt.NDArray[Any]
@@ -105,8 +105,8 @@ def fit(parts: Parts, state: State, clock: Clock) -> State:
         began = time.perf_counter()
         step = plan.step(state.step, parts.multiple)
         waiting_before = clock.waiting
-        loss, norm = _train_step(parts, state.step, step, batches, clock)
         rate = parts.scheduler.get_last_lr()[0]
+        loss, norm = _train_step(parts, state.step, step, batches, clock)
         parts.optimizer.step()
         parts.scheduler.step()
         parts.optimizer.zero_grad()
@@ -164,22 +164,16 @@ def _train_step(
         if number == 0:
             # After the batch is there: a loader that starts an epoch draws a number too.
             _seed(parts, index)
-        last = number + 1 == step.micro_batches
-        # The last micro-batch of a step is where gradients are averaged, however many the step has: counting to a fixed
-        # number, as `accumulate()` does, would miss the short last step of an epoch.
-        accelerator.gradient_state._set_sync_gradients(last)
-        with nullcontext() if last else accelerator.no_sync(model):
+        with synchronised(accelerator, model, last=number + 1 == step.micro_batches):
             with accelerator.autocast():
                 logits = model(**_inputs(batch, accelerator.device)).logits
             weight = batch["weight"].to(accelerator.device)
             losses = row_losses(parts.config.model.task, logits, batch["labels"].to(accelerator.device))
             part = (losses * weight).sum() / step.weight
             # Gradients are averaged over the processes; the loss is to be a sum over all their rows.
-            accelerator.backward(part * accelerator.num_processes)
+            backward(accelerator, model, part * accelerator.num_processes)
         loss += part.detach()
-    limit = parts.config.training.max_grad_norm
-    norm = accelerator.clip_grad_norm_(model.parameters(), math.inf if limit is None else limit)
-    return loss, norm
+    return loss, gradient_norm(accelerator, model, parts.config.training.max_grad_norm)
 
 
 def _inputs(batch: Batch, device: torch.device) -> Batch:

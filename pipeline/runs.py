@@ -11,12 +11,15 @@ from typing import Any, Literal
 from pipeline import checkpoint
 from pipeline.config import RUN_NAME, Storage
 from pipeline.errors import UserError
+from pipeline.export import is_sharded, join
 from pipeline.result import is_metric
 from pipeline.run import CONFIG, OWNER, RESULT
 from pipeline.storage import Store, open_store
 
 # What a checkpoint holds beside what from_pretrained loads.
-STATE_FILES = {"optimizer.safetensors", "optimizer.json", "scheduler.json", "scaler.json", "state.json"}
+STATE_FILES = {"optimizer.safetensors", "scaler.json", "state.json"}
+# Folders of sharded weights, from which `export` makes whole ones.
+WEIGHT_FOLDERS = ("weights/", "shards/")
 
 
 @contextmanager
@@ -116,11 +119,17 @@ def export(run: Store, folder: Path, which: Literal["best", "last"]) -> str:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         partial = Path(scratch) / "model"
         partial.mkdir()
-        checkpoint.download(run, name, partial, lambda file: "/" not in file and file not in STATE_FILES)
+        checkpoint.download(run, name, partial, _of_the_model)
+        if is_sharded(partial):
+            join(partial)
         if folder.exists():
             folder.rmdir()
         shutil.move(partial, folder)
     return str(name)
+
+
+def _of_the_model(file: str) -> bool:
+    return file.startswith(WEIGHT_FOLDERS) or ("/" not in file and file not in STATE_FILES)
 
 
 def _best(run: Store, complete: list[checkpoint.Name]) -> checkpoint.Name:
