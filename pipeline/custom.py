@@ -25,14 +25,14 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from pipeline import assembly, schedule
+from pipeline import assembly, schedule, strategy
 from pipeline.assembly import GPU_MULTIPLE
 from pipeline.config import Config
 from pipeline.custom_batches import MicroBatch, TrainBatches, ValidationBatches
@@ -85,7 +85,7 @@ class Setup(Protocol):
     """What `Context.prepare` needs from the worker."""
 
     def __call__(self, model: Any, optimizer: Any, scheduler: Any) -> tuple[Any, Any, Any, State]:
-        """All three prepared for the strategy, with the newest checkpoint in them, and its state."""
+        """All three prepared for the strategy, with the newest checkpoint in the first two, and its state."""
 
 
 class Context:
@@ -190,12 +190,11 @@ class Context:
         In the block, `accelerator.sync_gradients` tells whether it does; if not, optimizer and scheduler do nothing.
         """
         scheduler = self.parts.scheduler
-        self.accelerator.gradient_state._set_sync_gradients(batch.ends_step)
         step = scheduler.step
         if not batch.ends_step:
             scheduler.step = lambda *_, **__: None
         try:
-            with nullcontext() if batch.ends_step else self.accelerator.no_sync(model):
+            with strategy.synchronised(self.accelerator, model, batch.ends_step):
                 yield
         finally:
             scheduler.step = step

@@ -15,6 +15,9 @@ from pipeline.metrics import best_of, check_names, names_of
 from pipeline.model import ModelFacts, describe
 from pipeline.probe import Step, probe
 from pipeline.storage import open_store
+from pipeline.strategy.files import describe as describe_strategy
+from pipeline.strategy.files import inlined
+from pipeline.strategy.files import problems as strategy_problems
 
 Value = TypeVar("Value")
 
@@ -81,6 +84,8 @@ def preflight(config: Config, capacity: cluster.Capacity, look: bool = False) ->
         The checks, and what they have found out if none has failed.
     """
     checks = Checks()
+    # What the strategy's files say belongs to the configuration of all that follows.
+    config = checks.run("strategy", lambda: _strategy(config)) or config
     checks.run("metrics", lambda: _metrics(config))
     if config.run.train_func is not None:
         checks.run("train function", lambda: _train_func(config))
@@ -114,6 +119,11 @@ def _train_func(config: Config) -> tuple[str, bool]:
     resolve(config.run.train_func)
     module = sys.modules[config.run.train_func.partition(":")[0]]
     return f"{config.run.train_func} in {module.__file__}", True
+
+
+def _strategy(config: Config) -> tuple[str, Config]:
+    changed, notes = inlined(config)
+    return "; ".join([describe_strategy(changed), *notes]), changed
 
 
 def _metrics(config: Config) -> tuple[str, bool]:
@@ -153,7 +163,7 @@ def _model(config: Config) -> tuple[str, ModelFacts]:
 
 
 def _capacity(config: Config, capacity: cluster.Capacity) -> tuple[str, dict[str, Any]]:
-    problems = cluster.problems(config, capacity)
+    problems = cluster.problems(config, capacity) + strategy_problems(config, cluster.uses_gpu(config, capacity))
     if problems:
         raise UserError(*problems)
     each = cluster.per_worker(config, cluster.uses_gpu(config, capacity))

@@ -13,12 +13,15 @@ import yaml
 from pipeline import checkpoint, lora, settings
 from pipeline.config import RUN_NAME, Storage
 from pipeline.errors import UserError
+from pipeline.export import is_sharded, join
 from pipeline.result import is_metric, number
 from pipeline.run import CONFIG, DATA, OWNER, RESULT
 from pipeline.storage import Store, open_store
 
 # What a checkpoint holds beside what from_pretrained loads.
-STATE_FILES = {"optimizer.safetensors", "optimizer.json", "scheduler.json", "scaler.json", "state.json"}
+STATE_FILES = {"optimizer.safetensors", "scaler.json", "state.json"}
+# Folders of sharded weights, from which `export` makes whole ones.
+WEIGHT_FOLDERS = ("weights/", "shards/")
 
 
 @contextmanager
@@ -120,7 +123,9 @@ def export(run: Store, folder: Path, which: Literal["best", "last"], adapter_onl
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         partial = Path(scratch) / "model"
         partial.mkdir()
-        checkpoint.download(run, name, partial, lambda file: "/" not in file and file not in STATE_FILES)
+        checkpoint.download(run, name, partial, _of_the_model)
+        if is_sharded(partial):
+            join(partial)
         has_adapter = (partial / lora.ADAPTER).exists()
         if adapter_only and not has_adapter:
             raise UserError(f"--adapter-only: {run.uri} has no adapters; it trained the whole model")
@@ -137,6 +142,10 @@ def loader(run: Store, adapter_only: bool = False) -> str:
     """The class whose `from_pretrained` loads an export of the run."""
     language = (yaml.safe_load(run.read(CONFIG)) or {})["model"]["task"] == "causal-lm"
     return f"Auto{'Peft' if adapter_only else ''}ModelFor{'CausalLM' if language else 'SequenceClassification'}"
+
+
+def _of_the_model(file: str) -> bool:
+    return file.startswith(WEIGHT_FOLDERS) or ("/" not in file and file not in STATE_FILES)
 
 
 def _best(run: Store, complete: list[checkpoint.Name]) -> checkpoint.Name:

@@ -120,8 +120,10 @@ def columns_of(file: DataFile, data: Data, storage: Storage) -> list[str]:
     with _told(file):
         if file.format in COLUMNAR:
             with _source(file, storage) as source:
-                return COLUMNAR[file.format].names(source)
-        return TEXTUAL[file.format].names(_opener(file, storage), file.name, data)
+                found: list[str] = COLUMNAR[file.format].names(source)
+        else:
+            found = TEXTUAL[file.format].names(_opener(file, storage), file.name, data)
+    return found
 
 
 def _source(file: DataFile, storage: Storage) -> pa.NativeFile:

@@ -8,6 +8,7 @@ the same ones. Each node fetches them into its hub cache (HF_HOME). No code of a
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,7 +104,8 @@ def fetched(path: str) -> str:
 
 
 def _tag(file: Any) -> str | None:
-    return file.lfs.sha256 if file.lfs else file.blob_id
+    tag: str | None = file.lfs.sha256 if file.lfs else file.blob_id
+    return tag
 
 
 def _configurations(about: Any) -> dict[str, dict[str, Any]]:
@@ -141,7 +143,8 @@ def _splits(wanted: Address, configurations: dict[str, dict[str, Any]], names: l
 
 def _by_keyword(names: list[str]) -> dict[str, list[str]]:
     """Splits by the words in the names of folders, else of files; all are training rows if there are none."""
-    for place in (lambda name: name.split("/")[:-1], lambda name: name.split("/")[-1:]):
+    places: list[Callable[[str], list[str]]] = [lambda name: name.split("/")[:-1], lambda name: name.split("/")[-1:]]
+    for place in places:
         splits: dict[str, list[str]] = {}
         for name in names:
             words = {word for part in place(name) for word in re.split(r"[-._ 0-9]+", part)}

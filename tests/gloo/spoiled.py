@@ -19,11 +19,11 @@ def train(config: dict[str, Any], facts: dict[str, Any], folder: str, spoil: str
     """
     job, found = Config.model_validate(config), Facts.from_json(facts)
     accelerator = strategy.accelerator(job, torch.device("cpu"))
-    trainee = assembly.trainee(job, found, accelerator)
-    batches = assembly.batches(job, found, accelerator, trainee.tokenizer, None)
+    training = assembly.training(job, found, accelerator)
+    batches = assembly.batches(job, found, accelerator, training.tokenizer, None)
     run = Collected(folder)
-    parts = assembly.parts(job, found, accelerator, trainee, batches, loop.State(), run)
-    run.parts, run.tokenizer = parts, trainee.tokenizer
+    parts = assembly.parts(job, found, accelerator, training, batches, loop.State(), run)
+    run.training = training
     model, done = accelerator.unwrap_model(parts.model), 0
 
     def after_forward(_: Any, __: Any, output: Any) -> Any:
@@ -47,7 +47,7 @@ def train(config: dict[str, Any], facts: dict[str, Any], folder: str, spoil: str
         "steps": [line for line in run.lines if "learning_rate" in line],
         "saved": sorted(path.name for path in Path(folder).iterdir()),
         "finite": all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters()),
-        "print": assembly.agreed_fingerprint(model) if problem is None else None,
+        "print": assembly.agreed_fingerprint(training) if problem is None else None,
         "total": parts.steps,
         "final_rate": parts.scheduler.get_last_lr()[0],
     }

@@ -45,9 +45,9 @@ def train(config: dict[str, Any], facts: dict[str, Any], board: str, held_up: st
     # As Ray Train does with TorchConfig(timeout_s=...); Accelerate takes the group that is there.
     torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=300))
     accelerator = strategy.accelerator(job, torch.device("cpu"))
-    trainee = assembly.trainee(job, found, accelerator)
-    batches = assembly.batches(job, found, accelerator, trainee.tokenizer, None)
-    parts = assembly.parts(job, found, accelerator, trainee, batches, loop.State(), Collected(None))
+    training = assembly.training(job, found, accelerator)
+    batches = assembly.batches(job, found, accelerator, training.tokenizer, None)
+    parts = assembly.parts(job, found, accelerator, training, batches, loop.State(), Collected(None))
     rank = accelerator.process_index
     if rank == 1 and held_up == "loader":
         original = batches.train

@@ -80,7 +80,7 @@ WRITTEN = (
 )
 
 # Name: files, settings, the texts in order, the class of each row.
-CELLS: dict[str, tuple[Files, dict[str, Any], list[str], list[int]]] = {
+CELLS: dict[str, tuple[Files, dict[str, Any], list[str], list[float]]] = {
     "strings": ({"train.parquet": table(pa.array(["b", "a", "b"]))}, {}, TEXTS, [1, 0, 1]),
     "booleans": ({"train.parquet": table(pa.array([True, False, True]))}, {}, TEXTS, [1, 0, 1]),
     "integers 1 and 2": ({"train.jsonl": jsonl(2, 1, 2)}, {}, TEXTS, [1, 0, 1]),
