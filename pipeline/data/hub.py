@@ -104,8 +104,8 @@ def fetched(path: str) -> str:
 
 
 def _tag(file: Any) -> str | None:
-    tag: str | None = file.lfs.sha256 if file.lfs else file.blob_id
-    return tag
+    found: str | None = file.lfs.sha256 if file.lfs else file.blob_id
+    return found
 
 
 def _configurations(about: Any) -> dict[str, dict[str, Any]]:
@@ -143,11 +143,10 @@ def _splits(wanted: Address, configurations: dict[str, dict[str, Any]], names: l
 
 def _by_keyword(names: list[str]) -> dict[str, list[str]]:
     """Splits by the words in the names of folders, else of files; all are training rows if there are none."""
-    places: list[Callable[[str], list[str]]] = [lambda name: name.split("/")[:-1], lambda name: name.split("/")[-1:]]
-    for place in places:
+    for place in (slice(-1), slice(-1, None)):
         splits: dict[str, list[str]] = {}
         for name in names:
-            words = {word for part in place(name) for word in re.split(r"[-._ 0-9]+", part)}
+            words = {word for part in name.split("/")[place] for word in re.split(r"[-._ 0-9]+", part)}
             for split, keywords in KEYWORDS.items():
                 if words & set(keywords):
                     splits.setdefault(split, []).append(name)

@@ -4,7 +4,7 @@ import gzip
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ WRITTEN = (
 )
 
 # Name: files, settings, the texts in order, the class of each row.
-CELLS: dict[str, tuple[Files, dict[str, Any], list[str], list[float]]] = {
+CELLS: dict[str, tuple[Files, dict[str, Any], list[str], Sequence[float]]] = {
     "strings": ({"train.parquet": table(pa.array(["b", "a", "b"]))}, {}, TEXTS, [1, 0, 1]),
     "booleans": ({"train.parquet": table(pa.array([True, False, True]))}, {}, TEXTS, [1, 0, 1]),
     "integers 1 and 2": ({"train.jsonl": jsonl(2, 1, 2)}, {}, TEXTS, [1, 0, 1]),
