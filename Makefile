@@ -29,8 +29,9 @@ $(INSTALLED): requirements/dev.lock requirements/tools.lock pyproject.toml scrip
 train: $(INSTALLED) ## fine-tune the default job (configs/banking77.yaml) on this machine
 	@$(BIN)/pipeline train -c configs/banking77.yaml $(ARGS)
 
-test: lint ## what CI runs: checks, then unit, gloo, S3 and local Ray tests
+test: lint ## what CI runs: checks, then unit, gloo, S3 and local Ray tests, and the core of the kind suite
 	$(BIN)/pytest tests/unit tests/bad_inputs tests/gloo tests/s3 tests/ray -m "$(HERE) and not slow" $(ARGS)
+	$(BIN)/pytest tests/e2e -m e2e $(ARGS)
 
 test-fast: $(INSTALLED) ## unit tests and numbers on bare processes
 	$(BIN)/pytest tests/unit tests/bad_inputs tests/gloo -m "$(HERE) and not slow" $(ARGS)
@@ -40,7 +41,7 @@ test-e2e: $(INSTALLED) ## the core of the kind suite; needs Docker
 
 test-all: test ## and killed runs, the kind suite and its long fault cases; says what it could not run
 	$(BIN)/pytest tests/ray -m slow -rs $(ARGS)
-	$(BIN)/pytest tests/e2e -m "e2e or e2e_long" -rs $(ARGS)
+	$(BIN)/pytest tests/e2e -m e2e_long -rs $(ARGS)
 
 test-gpu: $(INSTALLED) ## on a machine with an NVIDIA GPU
 	@nvidia-smi --list-gpus || echo "these tests need an NVIDIA GPU with its driver (nvidia-smi), which this machine lacks"
@@ -58,7 +59,8 @@ format: $(INSTALLED) ## rewrite the code as `make lint` wants it
 lock: ## requirements/*.lock again; UPGRADE=--upgrade takes newer versions
 	@scripts/install.sh tools
 	$(COMPILE) requirements/tools.in -o requirements/tools.lock
-	$(COMPILE) pyproject.toml --extra demo --extra dev -o requirements/dev.lock
+	$(COMPILE) pyproject.toml --extra demo --extra deepspeed --extra dev -o requirements/dev.lock
+	$(COMPILE) pyproject.toml --extra deepspeed -c requirements/dev.lock -o requirements/deepspeed.lock
 	$(COMPILE) pyproject.toml --extra demo -c requirements/dev.lock -o requirements/demo.lock
 	$(COMPILE) pyproject.toml -c requirements/dev.lock -o requirements/runtime.lock
 
@@ -69,6 +71,7 @@ render: $(INSTALLED) ## files that are generated: docs/configuration.md, manifes
 bench: $(INSTALLED) ## both engines against a bare loop; writes bench/results.json
 	@$(BIN)/python -m bench $(ARGS)
 
-clean: ## environment, caches and build output; not runs and not downloaded data
+clean: ## environment, caches, build output and what the kind suite has built; not runs
+	python3 -m tests.e2e.clean
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,10 +10,11 @@ from pipeline.config import Config
 from pipeline.errors import PipelineError, RunError, UserError
 
 if TYPE_CHECKING:
+    from pipeline.custom import Context
     from pipeline.launch import check, train
     from pipeline.result import Result
 
-__all__ = ["Config", "PipelineError", "Result", "RunError", "UserError", "check", "train"]
+__all__ = ["Config", "Context", "PipelineError", "Result", "RunError", "UserError", "check", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,6 +23,10 @@ def __getattr__(name: str) -> Any:
         from pipeline import launch
 
         return getattr(launch, name)
+    if name == "Context":
+        from pipeline.custom import Context
+
+        return Context
     if name == "Result":
         from pipeline.result import Result
 

@@ -144,13 +144,15 @@ def show(run: str, storage: str | None, as_json: bool) -> None:
 @_run
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option("--checkpoint", "which", type=click.Choice(["best", "last"]), default="best", show_default=True)
-def export_run(run: str, folder: Path, which: Any, storage: str | None) -> None:
+@click.option("--adapter-only", is_flag=True, help="Of a run with LoRA its adapters, not the merged model.")
+def export_run(run: str, folder: Path, which: Any, storage: str | None, adapter_only: bool) -> None:
     """Write the model of RUN into DIR, a new or empty folder, as `from_pretrained` loads it."""
-    from pipeline.runs import export, found
+    from pipeline.runs import export, found, loader
 
     with found(run, storage) as store:
-        name = export(store, folder, which)
-    print(f"{name} is in {folder}; load it with AutoModelForSequenceClassification.from_pretrained({str(folder)!r})")
+        name = export(store, folder, which, adapter_only)
+        kind = loader(store, adapter_only)
+    print(f"{name} is in {folder}; load it with {kind}.from_pretrained({str(folder)!r})")
 
 
 def main(arguments: list[str] | None = None) -> None:

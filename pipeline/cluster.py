@@ -9,10 +9,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 
-from pipeline.config import Config
+from pipeline.config import Config, Storage
 from pipeline.errors import RunError, UserError
 
 LOGGER = logging.getLogger("pipeline")
@@ -84,7 +85,30 @@ def uses_gpu(config: Config, capacity: Capacity) -> bool:
 
 
 def problems(config: Config, capacity: Capacity) -> list[str]:
-    """What the cluster can never hold, a line each."""
+    """What the cluster can never hold or reach, a line each."""
+    return [*_unfit(config, capacity), *_unreachable(config.storage, capacity)]
+
+
+def _unreachable(storage: Storage, capacity: Capacity) -> list[str]:
+    """Storage that is another place on each node of a cluster, so that workers would not find each other's files."""
+    path, count = storage.path or "", len(capacity.nodes)
+    if capacity.local or count < 2:
+        return []
+    words = f"on each of the cluster's {count} nodes; expected"
+    if path.startswith("s3://"):
+        from pipeline.s3 import LOOPBACK, settings_of
+
+        with suppress(UserError):  # a wrong endpoint is said by the storage probe
+            endpoint = settings_of(storage, 0).endpoint_url or ""
+            if urlsplit(endpoint).hostname in LOOPBACK:
+                return [f"storage.endpoint_url: {endpoint} is another machine {words} one that all of them reach"]
+    elif not storage.shared:
+        expected = "s3://bucket/prefix, or storage.shared=true if all of them mount it at that place"
+        return [f"storage.path: {path} is a folder of its own {words} {expected}"]
+    return []
+
+
+def _unfit(config: Config, capacity: Capacity) -> list[str]:
     use_gpu = uses_gpu(config, capacity)
     wanted = {name: amount for name, amount in per_worker(config, use_gpu).items() if amount > 0}
     found = []
@@ -105,7 +129,7 @@ def problems(config: Config, capacity: Capacity) -> list[str]:
                 f"scaling.workers: {workers} workers of {words} each and {DATA_CPUS:g} CPU for Ray Data are {needed:g} "
                 f"CPUs, but {capacity.describe()}; take fewer workers or data.engine=torch"
             )
-    if config.training.mixed_precision == "fp16" and not use_gpu:
+    if config.training.mixed_precision == "fp16" and not use_gpu and config.strategy.kind != "deepspeed":
         found.append("training.mixed_precision: fp16 needs a GPU, and this job runs on CPUs; expected no or bf16")
     return found
 
@@ -130,7 +154,7 @@ def connected(config: Config) -> Iterator[Capacity]:
     try:
         capacity = _capacity(local=found is None)
         deadline = time.monotonic() + (0 if found is None else WAIT_FOR_NODES_S)
-        while problems(config, capacity) and time.monotonic() < deadline:
+        while _unfit(config, capacity) and time.monotonic() < deadline:
             time.sleep(2)
             capacity = _capacity(local=False)
         yield capacity

@@ -7,17 +7,15 @@ command line into them is `pipeline/settings.py`.
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from pipeline.section import Section
+from pipeline.strategy_config import Strategy
 
 PositiveInt = Annotated[int, Field(ge=1)]
-Task = Literal["text-classification", "regression", "multi-label"]
+Task = Literal["text-classification", "regression", "multi-label", "causal-lm"]
+TRAIN_FUNC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, unknown keys refused, infinite numbers refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
 
 class Run(Section):
@@ -30,6 +28,28 @@ class Run(Section):
     max_failures: int = Field(
         3, ge=0, le=1000, description="How many times lost workers are replaced within one start of the driver."
     )
+    stall_timeout_s: float = Field(
+        1800,
+        ge=1,
+        description="Seconds without a new activity (batch, step, evaluation batch, save) after which a worker is "
+        "ended, its rank, step and last activity are said, and all workers start again. Well above the longest step.",
+    )
+    collective_timeout_s: int = Field(
+        1800, ge=1, description="Seconds for which a rank waits in a collective for the others; then the same."
+    )
+
+    train_func: str | None = Field(
+        None,
+        description="`package.module:function` of your own, called on every worker in place of the built-in loop "
+        "(docs/migration.md).",
+    )
+
+    @field_validator("train_func")
+    @classmethod
+    def _train_func(cls, address: str | None) -> str | None:
+        if address is not None and not TRAIN_FUNC.fullmatch(address):
+            raise ValueError("expected package.module:function, such as my_project.training:train")
+        return address
 
     @field_validator("name")
     @classmethod
@@ -37,6 +57,17 @@ class Run(Section):
         if not RUN_NAME.fullmatch(name):
             raise ValueError("letters, digits, '.', '_' and '-' only, at most 100, the first a letter or digit")
         return name
+
+
+class Lora(Section):
+    """Low-rank adapters (LoRA): with `r` given only they are trained and saved; the model itself stays as it is."""
+
+    r: PositiveInt | None = Field(None, description="Rank of the adapters; null trains the whole model.")
+    alpha: float = Field(16, gt=0, description="Adapters are scaled by alpha / r.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="Dropout in front of the adapters.")
+    target_modules: list[str] | str = Field(
+        "all-linear", description="Names of the layers that get one, or `all-linear`: all but the output layer."
+    )
 
 
 class Model(Section):
@@ -48,13 +79,17 @@ class Model(Section):
         description="`package:NAME` (a model folder inside an installed Python package), a local folder, an `s3://` "
         "URI, or a hub name.",
     )
-    task: Task = Field("text-classification", description="What is predicted: one label, a number, or several labels.")
+    task: Task = Field(
+        "text-classification",
+        description="What is predicted: one label, a number, several labels, or the next token of a text.",
+    )
     config: dict[str, Any] = Field(
         default_factory=dict,
         description="Changes to the model's own configuration, e.g. `{num_hidden_layers: 2, hidden_dropout_prob: 0}`.",
     )
     revision: str | None = Field(None, description="Branch, tag or commit of a hub model.")
     from_scratch: bool = Field(False, description="Random weights of the same shape instead of the pretrained ones.")
+    lora: Lora = Lora()
 
 
 class Columns(Section):
@@ -64,6 +99,12 @@ class Columns(Section):
     text_pair: str | None = Field(None, min_length=1, description="A second text, for sentence pairs.")
     label: str = Field(
         "category", min_length=1, description="Class name or number, a number, or a list of class names."
+    )
+    prompt: str | None = Field(
+        None, min_length=1, description="causal-lm: what the model is asked; read in place of `text`."
+    )
+    completion: str | None = Field(
+        None, min_length=1, description="causal-lm: its answer; the loss is that of these tokens alone."
     )
 
 
@@ -88,6 +129,11 @@ class Data(Section):
     )
     columns: Columns = Columns()
     max_length: int = Field(128, ge=2, description="Tokens a row is cut to; at most what the model takes.")
+    packing: bool = Field(
+        True,
+        description="causal-lm: training rows share sequences of up to `max_length` tokens, without seeing each other. "
+        "Batches then count sequences.",
+    )
     shuffle_rows: PositiveInt = Field(
         262_144, description="Rows of the shuffle buffer. A data set that fits is shuffled as a whole."
     )
@@ -114,6 +160,10 @@ class Training(Section):
     weight_decay: float = Field(0.01, ge=0, le=10, description="Of AdamW; none on biases and norms.")
     max_grad_norm: float | None = Field(1.0, gt=0, description="Gradients are clipped to this norm.")
     mixed_precision: Literal["no", "bf16", "fp16"] = Field("no", description="fp16 needs a GPU.")
+    activation_checkpointing: bool = Field(
+        False,
+        description="Compute activations again in the backward pass instead of keeping them: slower, less memory.",
+    )
     eval_every: Literal["epoch"] | PositiveInt = Field("epoch", description="`epoch`, or a number of optimizer steps.")
     eval_batch_size_per_worker: PositiveInt | None = Field(None, description="Twice the training one if not given.")
     early_stopping_patience: PositiveInt | None = Field(
@@ -122,7 +172,12 @@ class Training(Section):
     class_weights: Literal["balanced"] | dict[str, float] | None = Field(
         None, description="Weight of each class in the loss; `balanced` is rows / (classes x rows of the class)."
     )
-    stop_on_bad_loss: bool = Field(True, description="End the run at the first NaN or infinite loss.")
+    stop_on_bad_loss: bool = Field(
+        True,
+        description="End the run at the first NaN or infinite loss or gradient norm, with step and rate; nothing of "
+        "that step is saved. With `false` the run goes on, and a step whose gradients are not finite is logged as "
+        "`skipped` and leaves the parameters as they are.",
+    )
     log_every: PositiveInt = Field(1, description="Steps between two transfers of the loss from the device.")
 
     @field_validator("class_weights")
@@ -133,19 +188,14 @@ class Training(Section):
         return value
 
 
-class Strategy(Section):
-    """How the model is spread over the workers."""
-
-    kind: Literal["ddp"] = Field("ddp", description="`ddp`: a full copy on each worker.")
-
-
 class Metrics(Section):
     """What is measured on the validation rows."""
 
     names: list[str] | None = Field(
         None,
         description="`accuracy`, `f1`, `precision`, `recall`, `matthews_correlation`, `pearson`, `spearman`, `mse`, "
-        "`mae`, a GLUE task as `glue/mrpc`, or the path of an `evaluate` module. By default what fits the task.",
+        "`mae`, `perplexity`, a GLUE task as `glue/mrpc`, or the path of an `evaluate` module. By default what fits "
+        "the task. Of more than two classes `f1`, `precision` and `recall` are the mean over those that occur.",
     )
     best: str | None = Field(None, description="The metric that chooses the best checkpoint; the first of `names`.")
     mode: Literal["max", "min"] | None = Field(None, description="Whether more or less is better; known for ours.")
@@ -188,6 +238,9 @@ class Storage(Section):
         min_length=1,
         description="`s3://bucket/prefix` or a folder. Without it, an embedded S3 server on loopback.",
     )
+    shared: bool = Field(
+        False, description="Says that the folder of `path` is on a filesystem that all nodes mount at the same place."
+    )
     endpoint_url: str | None = Field(None, description="Of an S3-compatible store; else AWS_ENDPOINT_URL, else AWS.")
     region: str | None = Field(None, description="Else AWS_REGION or the profile's, else us-east-1.")
     addressing: Literal["auto", "path", "virtual"] = Field(
@@ -212,6 +265,14 @@ class Config(Section):
     storage: Storage = Storage()
 
     @model_validator(mode="after")
+    def _language_model(self) -> "Config":
+        from pipeline.data.columns import problem
+
+        if found := problem(self):
+            raise ValueError(found)
+        return self
+
+    @model_validator(mode="after")
     def _together(self) -> "Config":
         training = self.training
         if training.global_batch_size is not None and training.global_batch_size < self.scaling.workers:
@@ -223,4 +284,11 @@ class Config(Section):
             raise ValueError("training.early_stopping_patience: needs data.validation, which is not given")
         if training.class_weights is not None and self.model.task != "text-classification":
             raise ValueError(f"training.class_weights: only for text-classification, not for {self.model.task}")
+        return self
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> "Config":
+        problems = self.strategy.problems()
+        if problems:
+            raise ValueError(*problems)
         return self

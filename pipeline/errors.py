@@ -2,7 +2,8 @@
 
 PipelineError
 ├── UserError    exit 2: the input is wrong, said before any worker or GPU is asked for
-└── RunError     exit 1: anything that failed after that
+├── WorkerFailed exit 1: a worker was lost, stood still or lost the others; tried again `run.max_failures` times
+└── RunError     exit 1: anything else that failed after that, which trying again would not mend
     ├── StorageError  the store did not answer, or refused, after all retries
     └── Superseded    a newer attempt has taken this run over, so this one stops writing
 """
@@ -26,6 +27,10 @@ class UserError(PipelineError):
     """The user's input is wrong: field or file, the value found, and what would be right."""
 
     exit_status = 2
+
+
+class WorkerFailed(PipelineError):
+    """A worker failed in a way that a new start of all workers may mend; says rank, step and last activity."""
 
 
 class RunError(PipelineError):

@@ -1,6 +1,8 @@
 """The driver: checked configuration -> datasets -> TorchTrainer.fit() -> result."""
 
 import logging
+import os
+import re
 import time
 from contextlib import ExitStack
 from typing import Any
@@ -13,26 +15,13 @@ from pipeline import checkpoint, cluster, loop, tracking
 from pipeline.config import Config
 from pipeline.errors import RunError, StorageError, UserError
 from pipeline.preflight import Check, Prepared, preflight
-from pipeline.progress import Display
+from pipeline.progress import Display, LatestValues
 from pipeline.result import Result, versions
 from pipeline.run import METRICS, RunFolder
 from pipeline.storage import resolve
 from pipeline.worker import Job, train_loop_per_worker
 
 LOGGER = logging.getLogger("pipeline")
-
-
-class _Board:
-    """Newest progress values, between rank 0 and the driver."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, Any] = {}
-
-    def post(self, values: dict[str, Any]) -> None:
-        self._values |= values
-
-    def read(self) -> dict[str, Any]:
-        return self._values
 
 
 def check(config: Config) -> list[Check]:
@@ -88,7 +77,7 @@ def _fit(prepared: Prepared, folder: RunFolder, capacity: cluster.Capacity, bega
     folder.take_over(config, facts)
     use_gpu = cluster.uses_gpu(config, capacity)
     resources = cluster.per_worker(config, use_gpu)
-    board = ray.remote(num_cpus=0)(_Board).remote()
+    board = ray.remote(num_cpus=0)(LatestValues).remote()
     job = Job(config, facts, folder.owner, _threads(config, capacity, resources), None, board)
     settings: dict[str, Any] = {}
     if config.data.engine == "ray":
@@ -97,6 +86,7 @@ def _fit(prepared: Prepared, folder: RunFolder, capacity: cluster.Capacity, bega
     trainer = ray.train.torch.TorchTrainer(
         train_loop_per_worker,
         train_loop_config=job.to_dict(),
+        torch_config=ray.train.torch.TorchConfig(timeout_s=config.run.collective_timeout_s),
         scaling_config=ray.train.ScalingConfig(
             num_workers=config.scaling.workers, use_gpu=use_gpu, resources_per_worker=resources
         ),
@@ -111,12 +101,17 @@ def _fit(prepared: Prepared, folder: RunFolder, capacity: cluster.Capacity, bega
     # Ray's own list of checkpoints, of an earlier start. Resuming goes by manifests, so that a list written by a driver
     # that has been superseded, or naming checkpoints that retention has deleted, cannot mislead or stop this start.
     _forget_snapshot(folder)
+    # A worker that is frozen as a whole cannot end itself; then Ray's controller, which takes this from here, does.
+    os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(config.run.stall_timeout_s)
     LOGGER.info("training on %s", capacity.describe())
     with Display(lambda: ray.get(board.read.remote())):
         try:
             outcome = trainer.fit().return_value
         except ray.train.TrainingFailedError as error:
-            raise RunError(_cause(error)) from error
+            # Of a worker that has ended itself, or was ended by NCCL, Ray only knows that it is gone.
+            told, standing = ray.get([board.last_words.remote(), board.standing.remote()])
+            others = "".join(f"; rank {rank} {words}" for rank, words in sorted(standing.items()))
+            raise RunError(f"training failed: {told}" if told else _cause(error) + others) from error
     if outcome is None:
         raise RunError("the workers ended without a result; see the logs in the run's folder")
     if "problems" in outcome:
@@ -158,8 +153,6 @@ def _with_ray_data(job: Job, folder: RunFolder) -> tuple[Job, dict[str, Any]]:
 
 def _threads(config: Config, capacity: cluster.Capacity, resources: dict[str, float]) -> int:
     """Threads of a worker: the CPUs it has asked for, or its share of this machine's cores."""
-    import os
-
     if capacity.local and "CPU" not in config.scaling.resources_per_worker:
         return max(1, len(os.sched_getaffinity(0)) // config.scaling.workers)
     return max(1, int(resources.get("CPU", 1)))
@@ -170,7 +163,9 @@ def _cause(error: Exception) -> str:
     if failures:
         rank, cause = min(failures.items())
         lines = [line for line in str(cause).strip().splitlines() if line.strip()]
-        return f"training failed on rank {rank}: {lines[-1].strip() if lines else type(cause).__name__}"
+        last = lines[-1].strip() if lines else type(cause).__name__
+        # A traceback's last line begins with the type, which our own errors can do without.
+        return f"training failed on rank {rank}: {re.sub(r'^pipeline[.]errors[.][A-Za-z]+: ', '', last)}"
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     return f"training failed: {lines[-1].strip()}"
 

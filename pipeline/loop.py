@@ -6,22 +6,21 @@ It knows nothing of Ray, Kubernetes or storage; what it needs from them comes in
 import math
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from pipeline import activity
 from pipeline.config import Config
 from pipeline.data.batch import Batch
 from pipeline.data.engine import Batches
 from pipeline.data.plan import FILL, Step
 from pipeline.errors import RunError
-from pipeline.tasks import predictions, row_losses
-
-Array = npt.NDArray[Any]
+from pipeline.result import plain
+from pipeline.strategy import backward, gradient_norm, synchronised
+from pipeline.tasks import inputs, judged, outcome, row_losses
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class State:
     """Position and history of a run; what a checkpoint holds beside tensors.
 
     `step` counts optimizer steps done. `history` has the metrics of each evaluation. `best_step` is the step of the
-    best of them, `stale` the number of evaluations since.
+    best of them, `stale` the number of evaluations since. `extra` is what a train function of the user's own keeps.
     """
 
     step: int = 0
@@ -38,10 +37,11 @@ class State:
     best_step: int | None = None
     stale: int = 0
     stopped_early: bool = False
+    extra: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As a dictionary for JSON."""
-        return asdict(self)
+        """As a dictionary for JSON, which has null for a metric that is NaN."""
+        return {str(key): plain(value) for key, value in asdict(self).items()}
 
 
 class Run(Protocol):
@@ -92,7 +92,7 @@ def fit(parts: Parts, state: State, clock: Clock) -> State:
     """Train from `state` to the last step, and give back the state reached.
 
     Raises:
-        RunError: the loss became NaN or infinite, and `training.stop_on_bad_loss` is set.
+        RunError: loss or gradients became NaN or infinite, and `training.stop_on_bad_loss` is set.
     """
     training, checkpoint = parts.config.training, parts.config.checkpoint
     plan = parts.batches.plan
@@ -105,9 +105,11 @@ def fit(parts: Parts, state: State, clock: Clock) -> State:
         began = time.perf_counter()
         step = plan.step(state.step, parts.multiple)
         waiting_before = clock.waiting
-        loss, norm = _train_step(parts, state.step, step, batches, clock)
         rate = parts.scheduler.get_last_lr()[0]
-        parts.optimizer.step()
+        loss, norm = _train_step(parts, state.step, step, batches, clock)
+        usable = _usable(parts, norm)
+        if usable:
+            parts.optimizer.step()
         parts.scheduler.step()
         parts.optimizer.zero_grad()
         state = replace(state, step=state.step + 1)
@@ -122,7 +124,7 @@ def fit(parts: Parts, state: State, clock: Clock) -> State:
             "tokens_per_second": step.tokens / seconds,
             "padding_ratio": 1 - step.tokens / step.padded_tokens,
             "data_wait_share": (clock.waiting - waiting_before) / seconds,
-        }
+        } | ({} if usable else {"skipped": True})
         pending.append((line, loss, norm))
 
         last = state.step == parts.steps
@@ -133,17 +135,18 @@ def fit(parts: Parts, state: State, clock: Clock) -> State:
         if len(pending) == training.log_every or evaluate_now or save_now:
             save_now = _log(parts, pending) or save_now
         if evaluate_now:
-            state, better = _judged(parts, state, evaluate(parts))
+            state, better = best_so_far(parts, state, evaluate(parts))
             save_now = save_now or better or state.stopped_early
         if evaluate_now or save_now:
+            # A store that is away holds up a save for as long as uploads are tried again.
+            activity.mark("saving" if save_now else "reporting", state.step, checkpoint.upload_timeout_s)
             parts.run.report(state, save_now)
     return state
 
 
-def _seed(parts: Parts, step: int) -> None:
+def seed_step(seed: int, step: int, rank: int) -> None:
     """Dropout depends on seed, step and rank alone: not on the engine, on evaluations, or on where a run resumed."""
-    key = [parts.config.run.seed, step, parts.accelerator.process_index]
-    torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> np.uint64(1)))
+    torch.manual_seed(int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> np.uint64(1)))
 
 
 def _due(every: str | int, step: int, epoch_ends: bool) -> bool:
@@ -159,32 +162,35 @@ def _train_step(
     loss = torch.zeros((), device=accelerator.device)
     for number in range(step.micro_batches):
         asked = time.perf_counter()
+        activity.mark("waiting for a batch", index + 1)
         batch = next(batches)
+        activity.mark("forward and backward")
         clock.waiting += time.perf_counter() - asked
         if number == 0:
             # After the batch is there: a loader that starts an epoch draws a number too.
-            _seed(parts, index)
-        last = number + 1 == step.micro_batches
-        # The last micro-batch of a step is where gradients are averaged, however many the step has: counting to a fixed
-        # number, as `accumulate()` does, would miss the short last step of an epoch.
-        accelerator.gradient_state._set_sync_gradients(last)
-        with nullcontext() if last else accelerator.no_sync(model):
+            seed_step(parts.config.run.seed, index, accelerator.process_index)
+        with synchronised(accelerator, model, last=number + 1 == step.micro_batches):
             with accelerator.autocast():
-                logits = model(**_inputs(batch, accelerator.device)).logits
+                logits = model(**inputs(batch, accelerator.device)).logits
             weight = batch["weight"].to(accelerator.device)
             losses = row_losses(parts.config.model.task, logits, batch["labels"].to(accelerator.device))
-            part = (losses * weight).sum() / step.weight
+            # Weight 0: rows of a language model without a token that counts.
+            part = (losses * weight).sum() / (step.weight or 1.0)
             # Gradients are averaged over the processes; the loss is to be a sum over all their rows.
-            accelerator.backward(part * accelerator.num_processes)
+            backward(accelerator, model, part * accelerator.num_processes)
         loss += part.detach()
-    limit = parts.config.training.max_grad_norm
-    norm = accelerator.clip_grad_norm_(model.parameters(), math.inf if limit is None else limit)
-    return loss, norm
+    return loss, gradient_norm(accelerator, model, parts.config.training.max_grad_norm)
 
 
-def _inputs(batch: Batch, device: torch.device) -> Batch:
-    names = ("input_ids", "attention_mask", "token_type_ids")
-    return {name: batch[name].to(device) for name in names if name in batch}
+def _usable(parts: Parts, norm: torch.Tensor) -> bool:
+    """Whether the step may be taken. Gradients that are not finite would spoil the parameters for good.
+
+    They are averaged over the ranks, so all ranks find the same. Asked only where the run is to go on after them: it
+    waits for the device in each step. fp16's scaler skips such steps by itself.
+    """
+    if parts.config.training.stop_on_bad_loss or parts.accelerator.scaler is not None:
+        return True
+    return bool(torch.isfinite(norm))
 
 
 def _log(parts: Parts, pending: list[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]) -> bool:
@@ -193,15 +199,21 @@ def _log(parts: Parts, pending: list[tuple[dict[str, Any], torch.Tensor, torch.T
     The same message tells whether some rank wants all to ask if they must save, so that asking costs nothing in the
     steps between; returns the answer.
     """
+    activity.mark("adding up the losses of all ranks")
     asks = torch.tensor(float(parts.run.check_due()), device=parts.accelerator.device)
     shares = torch.stack([*(loss for _, loss, _ in pending), asks])
     *sums, asked = parts.accelerator.reduce(shares, reduction="sum").tolist()
     for (line, _, norm), loss in zip(pending, sums, strict=True):
-        parts.run.log(line | {"loss": loss, "grad_norm": float(norm)})
-        if parts.config.training.stop_on_bad_loss and not math.isfinite(loss):
+        found = {"loss": loss, "gradient norm": float(norm)}
+        parts.run.log(line | {"loss": loss, "grad_norm": found["gradient norm"]})
+        if parts.accelerator.scaler is not None:
+            del found["gradient norm"]  # fp16 overflows now and then, and its scaler skips the step
+        bad = [f"{name} is {value}" for name, value in found.items() if not math.isfinite(value)]
+        if bad and parts.config.training.stop_on_bad_loss:
             raise RunError(
-                f"the loss is {loss} at step {line['step']} (learning rate {line['learning_rate']:.3g}); try a lower "
-                "training.learning_rate, or go on with training.stop_on_bad_loss=false"
+                f"the {' and the '.join(bad)} at step {line['step']} (learning rate {line['learning_rate']:.3g}); take "
+                "another run.name with a lower training.learning_rate, or go on from the last checkpoint without such "
+                "steps: training.stop_on_bad_loss=false"
             )
     pending.clear()
     return asked > 0 and parts.run.must_save()
@@ -215,36 +227,31 @@ def evaluate(parts: Parts) -> dict[str, float]:
     assert plan is not None
     began = time.perf_counter()
     parts.model.eval()
-    rows: list[Array] = []
-    losses: list[Array] = []
-    found: list[Array] = []
-    wanted: list[Array] = []
+    gathered: list[Any] = []
+    activity.mark("waiting for an evaluation batch")
     for number, batch in enumerate(parts.batches.validation()):
+        activity.mark(f"evaluating batch {number + 1} of {plan.steps_per_epoch}")
         labels = batch["labels"].to(accelerator.device)
         with torch.no_grad(), accelerator.autocast():
-            logits = parts.model(**_inputs(batch, accelerator.device)).logits
-        gathered = accelerator.gather_for_metrics(
-            (batch["row"].to(accelerator.device), row_losses(task, logits, labels), predictions(task, logits), labels)
-        )
-        for values, part in zip((rows, losses, found, wanted), gathered, strict=True):
-            values.append(part.cpu().numpy())
+            logits = parts.model(**inputs(batch, accelerator.device)).logits
+        found = (batch["row"].to(accelerator.device), *outcome(task, logits, labels))
+        gathered.append([part.cpu().numpy() for part in accelerator.gather_for_metrics(found)])
         parts.run.evaluating(number + 1, plan.steps_per_epoch)
+    activity.mark("computing metrics")
+    row, *values = (np.concatenate(part) for part in zip(*gathered, strict=True))
     # In the order of the file: float sums, and with them the metrics, are then the same on any number of workers.
-    row = np.concatenate(rows)
     order = np.argsort(row, kind="stable")
     order = order[row[order] != FILL]
     assert len(order) == plan.rows, f"{len(order)} of {plan.rows} validation rows counted"
     metrics: list[dict[str, float]] = [{}]
     if accelerator.is_main_process:
-        metrics[0] = {"eval_loss": float(np.concatenate(losses)[order].mean(dtype=np.float64))}
-        scores = parts.scorer.compute(np.concatenate(found)[order], np.concatenate(wanted)[order])
-        metrics[0] |= {f"eval_{name}": value for name, value in scores.items()}
+        metrics[0] = judged(task, parts.scorer, [value[order] for value in values])
         metrics[0] |= {"eval_rows": plan.rows, "eval_seconds": time.perf_counter() - began}
     broadcast_object_list(metrics, from_process=0)
     return metrics[0]
 
 
-def _judged(parts: Parts, state: State, metrics: dict[str, float]) -> tuple[State, bool]:
+def best_so_far(parts: Parts, state: State, metrics: dict[str, float]) -> tuple[State, bool]:
     """The state with an evaluation taken in, and whether it is the best so far. A NaN is never the best."""
     name, mode = parts.best
     if f"eval_{name}" not in metrics:

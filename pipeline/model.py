@@ -1,6 +1,7 @@
 """Models and tokenizers by `package:NAME`, local folder, `s3://` URI or hub name; weights only as safetensors."""
 
 import importlib.util
+import logging
 import os
 import shutil
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pipeline import hub
 from pipeline.config import Model, Storage
 from pipeline.errors import UserError
 
+LOGGER = logging.getLogger("pipeline")
 PROBLEM_TYPES = {
     "text-classification": "single_label_classification",
     "regression": "regression",
@@ -115,7 +117,10 @@ def load_config(model: Model, storage: Storage, labels: list[str] | None = None)
     if unknown:
         raise UserError(*(f"model.config.{key}: a {config.model_type} model has no such setting" for key in unknown))
     settings = dict(model.config)
-    settings["problem_type"] = PROBLEM_TYPES[model.task]
+    if model.task == "causal-lm":
+        _check_decoder(model, config)
+    else:
+        settings["problem_type"] = PROBLEM_TYPES[model.task]
     if model.task == "regression":
         settings["num_labels"] = 1
     elif labels:
@@ -124,6 +129,17 @@ def load_config(model: Model, storage: Storage, labels: list[str] | None = None)
     for key, value in settings.items():
         setattr(config, key, value)
     return config
+
+
+def _check_decoder(model: Model, config: Any) -> None:
+    """Refuse what is no language model: a BERT would get a new, random head and see what it is to predict."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    named = config.architectures or []
+    known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if not known or (named and not any("CausalLM" in name or "LMHead" in name for name in named)):
+        found = ", ".join(named) or f"a {config.model_type} model"
+        raise UserError(f"model.path: {model.path} holds {found}; model.task causal-lm needs a ...ForCausalLM")
 
 
 def load_tokenizer(model: Model, storage: Storage) -> Any:
@@ -148,27 +164,53 @@ def load_tokenizer(model: Model, storage: Storage) -> Any:
 
 
 def load_model(model: Model, storage: Storage, labels: list[str]) -> Any:
-    """The model in float32 with a head for the labels; call it under a fixed seed, as the head's weights are random."""
+    """The model in float32 with a head for its task; call it under a fixed seed, as a new head's weights are random."""
     import torch
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     config = load_config(model, storage, labels)
+    language = model.task == "causal-lm"
+    kind = AutoModelForCausalLM if language else AutoModelForSequenceClassification
     if model.from_scratch:
-        return AutoModelForSequenceClassification.from_config(config).to(torch.float32)
-    if config.pad_token_id is None:
+        return kind.from_config(config).to(torch.float32)
+    if config.pad_token_id is None and not language:
         # Decoders find the end of a text by it.
         config.pad_token_id = load_tokenizer(model, storage).pad_token_id
     try:
-        return AutoModelForSequenceClassification.from_pretrained(
+        found, report = kind.from_pretrained(
             locate(model, storage),
             config=config,
             revision=model.revision,
             dtype=torch.float32,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,
+            # A classification head is new; of a language model everything has to fit.
+            ignore_mismatched_sizes=not language,
+            output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise UserError(f"model.path: the weights of {model.path} cannot be loaded: {_first_line(error)}") from error
+    if language and report["missing_keys"]:
+        missing = sorted(report["missing_keys"])[:3]
+        raise UserError(f"model.path: {model.path} has no weights for {', '.join(missing)}, which would stay random")
+    _check_loaded(model, found, report)
+    return found
+
+
+def _check_loaded(model: Model, loaded: Any, report: dict[str, Any]) -> None:
+    """A new head is expected; a body that starts at random would train, and be silently worse.
+
+    Raises:
+        UserError: most of the body's weights were not in the files.
+    """
+    new = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
+    body = [name for name, _ in loaded.named_parameters() if name.startswith(f"{loaded.base_model_prefix}.")]
+    absent = [name for name in body if name in new]
+    if len(absent) * 2 > len(body):
+        raise UserError(
+            f"model.path: {len(absent)} of {len(body)} weights of a {type(loaded).__name__} are not in {model.path}, "
+            f"e.g. {absent[0]}; expected the weights of that kind of model, or model.from_scratch: true"
+        )
+    LOGGER.info("weights that start at random: %s", ", ".join(sorted(new)) or "none")
 
 
 def describe(model: Model, storage: Storage) -> ModelFacts:
@@ -181,6 +223,10 @@ def describe(model: Model, storage: Storage) -> ModelFacts:
         # Other formats run code when they are loaded.
         raise UserError(f"model.path: {model.path} has no *.safetensors weights; expected a model with them")
     limits = [tokenizer.model_max_length] if tokenizer.model_max_length < 1_000_000 else []
+    if model.task == "causal-lm" and len(tokenizer) > config.vocab_size:
+        raise UserError(
+            f"model.path: the tokenizer of {model.path} has {len(tokenizer)} tokens, the model {config.vocab_size}"
+        )
     positions = getattr(config, "max_position_embeddings", None)
     if positions:
         # RoBERTa's positions start after the padding token's.

@@ -1,5 +1,6 @@
 """Everything that can be known to be wrong, found before a worker or a GPU is asked for, and said together."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
@@ -7,7 +8,6 @@ from typing import Any, TypeVar
 from pipeline import cluster
 from pipeline import run as runs
 from pipeline.config import Config, Data
-from pipeline.data.engine import train_shape
 from pipeline.data.inspect import Facts, inspect
 from pipeline.data.survey import survey
 from pipeline.errors import PipelineError, UserError
@@ -15,6 +15,9 @@ from pipeline.metrics import best_of, check_names, names_of
 from pipeline.model import ModelFacts, describe
 from pipeline.probe import Step, probe
 from pipeline.storage import open_store
+from pipeline.strategy.files import describe as describe_strategy
+from pipeline.strategy.files import inlined
+from pipeline.strategy.files import problems as strategy_problems
 
 Value = TypeVar("Value")
 
@@ -81,7 +84,11 @@ def preflight(config: Config, capacity: cluster.Capacity, look: bool = False) ->
         The checks, and what they have found out if none has failed.
     """
     checks = Checks()
+    # What the strategy's files say belongs to the configuration of all that follows.
+    config = checks.run("strategy", lambda: _strategy(config)) or config
     checks.run("metrics", lambda: _metrics(config))
+    if config.run.train_func is not None:
+        checks.run("train function", lambda: _train_func(config))
     # Storage first: where it does not answer, reading from it would only find that out again, and later.
     stored = checks.run("storage", lambda: _storage(config), lambda steps: {"steps": [asdict(step) for step in steps]})
     reachable = stored is not None
@@ -105,7 +112,26 @@ def _on_s3(data: Data) -> bool:
     return "s3://" in f"{data.train} {data.validation}"
 
 
+def _train_func(config: Config) -> tuple[str, bool]:
+    from pipeline.custom import resolve
+
+    assert config.run.train_func is not None
+    resolve(config.run.train_func)
+    module = sys.modules[config.run.train_func.partition(":")[0]]
+    return f"{config.run.train_func} in {module.__file__}", True
+
+
+def _strategy(config: Config) -> tuple[str, Config]:
+    changed, notes = inlined(config)
+    return "; ".join([describe_strategy(changed), *notes]), changed
+
+
 def _metrics(config: Config) -> tuple[str, bool]:
+    if config.run.train_func is not None:
+        from pipeline.custom import best
+
+        name, mode = best(config)
+        return f"of the train function; best by {mode} {name}", True
     problems = check_names(config.metrics, config.model.task)
     if problems:
         raise UserError(*problems)
@@ -137,7 +163,7 @@ def _model(config: Config) -> tuple[str, ModelFacts]:
 
 
 def _capacity(config: Config, capacity: cluster.Capacity) -> tuple[str, dict[str, Any]]:
-    problems = cluster.problems(config, capacity)
+    problems = cluster.problems(config, capacity) + strategy_problems(config, cluster.uses_gpu(config, capacity))
     if problems:
         raise UserError(*problems)
     each = cluster.per_worker(config, cluster.uses_gpu(config, capacity))
@@ -168,16 +194,16 @@ def _existing(config: Config, facts: Facts) -> tuple[str, tuple[bool, str | None
             *(f"run.name: {config.run.name} exists and differs; {difference}" for difference in found),
             f"run.name: take another name for another job, or make the differing fields those of {config.run.name}",
         )
-    if result and result["status"] == "finished" and (_is_done(result, config, facts)):
+    if result and result["status"] == "finished" and _is_done(result, config):
         return f"complete after {result['steps']} steps", (True, seen)
     return "to be continued", (False, seen)
 
 
-def _is_done(result: dict[str, object], config: Config, facts: Facts) -> bool:
-    shape = train_shape(config, config.scaling.workers)
-    total = config.training.epochs * -(-facts.rows["train"] // shape.global_rows)
+def _is_done(result: dict[str, Any], config: Config) -> bool:
+    # Not from the number of rows: those of a language model are packed into sequences. The data and the global batch
+    # are known to be the same.
+    per_epoch = round(result["steps"] / result["epochs"])
+    total = config.training.epochs * per_epoch
     if config.training.max_steps is not None:
         total = min(total, config.training.max_steps)
-    steps = result["steps"]
-    assert isinstance(steps, int)
-    return steps >= total or (bool(result.get("stopped_early")) and result.get("total_steps") == total)
+    return bool(result["steps"] >= total or (result.get("stopped_early") and result.get("total_steps") == total))

@@ -1,4 +1,8 @@
-"""Does storage do what a run needs? Asked before any worker is: list, write, read and delete one small object."""
+"""Does storage do what a run needs? Asked before any worker is: list, write, read, claim and delete one small object.
+
+To claim is to write under a condition, by which attempts of the same run are kept apart. Some stores that speak the S3
+protocol ignore conditions without a word, so it is tried: the same name cannot be claimed twice.
+"""
 
 import dataclasses
 import os
@@ -14,7 +18,7 @@ from pipeline.config import Storage
 from pipeline.errors import StorageError, UserError
 from pipeline.s3 import code_of, explain, new_session
 from pipeline.s3_store import S3Store
-from pipeline.storage import Store, open_store
+from pipeline.storage import Conflict, Store, open_store
 
 CONTENT = b"pipeline storage probe\n"
 
@@ -29,10 +33,11 @@ class Step:
 
 
 def probe(storage: Storage) -> list[Step]:
-    """List, write, read and delete an object of a random name under `storage.path`; about 10 s at most.
+    """List, write, read, claim and delete an object of a random name under `storage.path`; about 10 s at most.
 
     Raises UserError that names the step, the address, the endpoint, the region, the identity and what would be right.
-    A refused deletion is a warning: a run works without, but old checkpoints stay.
+    Refused deletions and ignored conditions are warnings: a run works without, but old checkpoints stay, or two
+    attempts at the same time are not kept apart.
     """
     store = open_store(storage, retry_seconds=0)
     if isinstance(store, S3Store):
@@ -41,9 +46,10 @@ def probe(storage: Storage) -> list[Step]:
         store = S3Store(quick, store.bucket, store.prefix)
     name = f".probe-{secrets.token_hex(8)}"
     steps = [
-        _step("list", store, store.folders),
-        _step("write", store, lambda: store.write(name, CONTENT)),
+        _step("list", store, lambda: _nothing(store.folders())),
+        _step("write", store, lambda: _nothing(store.write(name, CONTENT, if_absent=True))),
         _step("read", store, lambda: _read_back(store, name)),
+        _step("claim", store, lambda: _claim_again(store, name)),
     ]
     start = time.monotonic()
     try:
@@ -54,19 +60,21 @@ def probe(storage: Storage) -> list[Step]:
     return [*steps, Step("delete", time.monotonic() - start)]
 
 
-def _step(name: str, store: Store, action: Callable[[], object]) -> Step:
+def _step(name: str, store: Store, action: Callable[[], str | None]) -> Step:
     start = time.monotonic()
     try:
-        action()
+        warning = action()
     except StorageError as error:
         where = (
             f"; {_identity()}, {store.settings.place}, bucket {store.bucket!r}" if isinstance(store, S3Store) else ""
         )
-        permission = PERMISSION[name] if "forbidden" in _clause(error) and where else ""
+        permission = PERMISSION.get(name, "") if "forbidden" in _clause(error) and where else ""
+        if "NotImplemented" in _clause(error) and name == "write":
+            permission = "; a run needs conditional writes (If-None-Match)"
         raise UserError(
             f"storage.path: {store.uri}: step '{name}' failed: {_clause(error)}{permission}{where}"
         ) from error
-    return Step(name, time.monotonic() - start)
+    return Step(name, time.monotonic() - start, warning)
 
 
 PERMISSION = {
@@ -74,6 +82,21 @@ PERMISSION = {
     "write": "; grant s3:PutObject on the objects",
     "read": "; grant s3:GetObject on the objects",
 }
+
+
+def _claim_again(store: Store, name: str) -> str | None:
+    try:
+        store.write(name, CONTENT + b"again\n", if_absent=True)
+    except Conflict:
+        return None
+    return (
+        "the store ignores the condition of a write (If-None-Match), so that two attempts of a run at the same time "
+        "cannot be kept apart: see to it that there is only one, or take another store"
+    )
+
+
+def _nothing(value: object) -> None:
+    """For steps whose result does not matter."""
 
 
 def _read_back(store: Store, name: str) -> None:

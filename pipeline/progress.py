@@ -14,6 +14,48 @@ LINE_EVERY_S = 10.0
 POLL_EVERY_S = 0.5
 
 
+class LatestValues:
+    """Newest progress values, between rank 0 and the driver, and what ranks say that stand still.
+
+    An actor, here because this module imports little.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._standing: dict[int, str] = {}
+        self._failed: str | None = None
+
+    def post(self, values: dict[str, Any]) -> None:
+        """Newer values of some keys."""
+        self._values |= values
+
+    def read(self) -> dict[str, Any]:
+        """All keys."""
+        return self._values
+
+    def begins(self, rank: int) -> None:
+        """A rank starts, or goes on after all."""
+        self._standing.pop(rank, None)
+        self._failed = None
+
+    def stands(self, rank: int, words: str) -> None:
+        """A rank has been doing this for long."""
+        self._standing[rank] = words
+
+    def standing(self) -> dict[int, str]:
+        """Words of each rank that stands still."""
+        return self._standing
+
+    def failed(self, words: str) -> None:
+        """Last words of a rank that ends itself."""
+        self._failed = words
+        self._values["event"] = words
+
+    def last_words(self) -> str | None:
+        """Of the rank that ended itself last, if none has started since."""
+        return self._failed
+
+
 def _time_left(values: dict[str, Any], seconds: float, first: int) -> str:
     done = values["step"] - first
     if done <= 0:

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ray
 import ray.train
 import ray.train.torch
 import torch
 
 from pipeline import checkpoint, loop
 from pipeline.config import Config
-from pipeline.result import is_metric
+from pipeline.result import is_metric, plain
 from pipeline.retention import prune
 from pipeline.run import RunFolder
 from pipeline.tracking import Board, Recorder
@@ -24,6 +25,10 @@ from pipeline.tracking import Board, Recorder
 LOGGER = logging.getLogger("pipeline")
 # A node that is drained has about 30 s; asking is a round trip of all ranks to an actor.
 PREEMPTION_EVERY_S = 2.0
+BOARD_S = 5.0
+# Checkpoints on a node's disk that are still on their way to storage; a slow store holds training up before the disk
+# fills, and a run that is lost repeats no more than the steps since the one before.
+UNDER_WAY = 1
 
 
 @dataclass(frozen=True)
@@ -65,13 +70,39 @@ class ActorBoard:
         if self._actor is not None:
             self._actor.post.remote(values)
 
+    def begins(self, rank: int) -> None:
+        """A rank starts, or goes on after all."""
+        if self._actor is not None:
+            self._actor.begins.remote(rank)
+
+    def stands(self, rank: int, words: str) -> None:
+        """What a rank has been doing for long."""
+        if self._actor is not None:
+            self._actor.stands.remote(rank, words)
+
+    def failed(self, words: str) -> None:
+        """Last words of a rank, for the driver."""
+        self._ask("failed", words)
+
+    def standing(self) -> dict[int, str]:
+        """What the ranks have been doing for long."""
+        return self._ask("standing") or {}
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        if self._actor is None:
+            return None
+        try:
+            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=BOARD_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            LOGGER.warning("the driver's board does not answer: %s", error)
+            return None
+
 
 class Reporter:
     """The loop's outside: metrics lines, progress, `ray.train.report` with checkpoints."""
 
-    model: Any
     _parts: loop.Parts
-    _tokenizer: Any
+    _training: checkpoint.Training
 
     def __init__(
         self,
@@ -89,10 +120,9 @@ class Reporter:
         self._asked = 0.0
         self._preempted: set[str] = set()
 
-    def prepared(self, parts: loop.Parts, tokenizer: Any) -> None:
+    def prepared(self, parts: loop.Parts, training: checkpoint.Training) -> None:
         """What checkpoints are made of."""
-        self._parts, self._tokenizer = parts, tokenizer
-        self.model = parts.accelerator.unwrap_model(parts.model)
+        self._parts, self._training = parts, training
 
     def settle(self) -> None:
         """Wait for the uploads that are under way; what they are made of is deleted when training ends."""
@@ -139,11 +169,12 @@ class Reporter:
         if not save:
             ray.train.report(metrics)
             return
+        for upload in self._uploads[:-UNDER_WAY]:
+            upload.wait(self._config.checkpoint.upload_timeout_s)
+        self._uploads = self._uploads[-UNDER_WAY:]
         name = checkpoint.Name(self._attempt, state.step)
         local = self._scratch / str(name)
-        parts = self._parts
-        states = (self.model, parts.optimizer, parts.scheduler, self._tokenizer, parts.accelerator.scaler)
-        checkpoint.save(local, *states, state.to_json(), self._place.rank)
+        checkpoint.save(local, self._training, state.to_json())
         mode = ray.train.CheckpointUploadMode
         ray.train.report(
             metrics,
@@ -160,7 +191,7 @@ class Reporter:
             "step": state.step,
             "total_steps": self._parts.steps,
             "attempt": name.attempt,
-            "metrics": state.history[-1] if state.history else {},
+            "metrics": plain(state.history[-1]) if state.history else {},
         }
         storage = ray.train.get_context().get_storage()
         path = storage.build_checkpoint_path_from_name(str(name))

@@ -1,5 +1,6 @@
 """What a run has come to: the fields of `result.json`."""
 
+import math
 import platform
 from dataclasses import asdict, dataclass, field, fields
 from importlib.metadata import version
@@ -46,7 +47,7 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """For `result.json`, which does not say where it lies: a run's folder may be copied."""
-        return {key: value for key, value in asdict(self).items() if key not in ("uri", "already")}
+        return {key: value for key, value in plain(asdict(self)).items() if key not in ("uri", "already")}
 
     @classmethod
     def from_json(cls, values: dict[str, Any], uri: str, already: bool = False) -> "Result":
@@ -57,7 +58,21 @@ class Result:
 
 def is_metric(name: str) -> bool:
     """Whether a field of an evaluation is a measured value, not a count or a time."""
-    return name.startswith("eval_") and name not in ("eval_rows", "eval_seconds")
+    return name.startswith("eval_") and name not in ("eval_rows", "eval_seconds", "eval_tokens")
+
+
+def plain(value: Any) -> Any:
+    """The value with null for each number that is NaN or infinite, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def number(value: float | None) -> str:
+    """A measured value for people; `nan` for one that came back as null."""
+    return "nan" if value is None else f"{value:.4f}"
 
 
 def versions() -> dict[str, str]:

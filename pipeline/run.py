@@ -34,6 +34,9 @@ MAY_CHANGE = {
     "training.global_batch_size",
     "training.gradient_accumulation_steps",
     "run.max_failures",
+    "run.stall_timeout_s",
+    "run.collective_timeout_s",
+    "training.stop_on_bad_loss",
     "checkpoint",
     "storage",
     "scaling",
@@ -145,6 +148,11 @@ def differences(before: dict[str, Any], facts_before: Facts, config: Config, fac
             olds, news = ([(file.size, file.tag) for file in f.files.get(split, [])] for f in (facts_before, facts))
             if olds != news:
                 found.append(f"data.{split}: the files have changed since the run began (size or content)")
+    if any(difference.startswith("strategy.") for difference in found):
+        found.append(
+            "strategy: it cannot change within a run; export the weights (pipeline runs export RUN DIR) and train on "
+            "from them with model.path=DIR under another run.name"
+        )
     return found
 
 

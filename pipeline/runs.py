@@ -8,15 +8,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline import checkpoint
+import yaml
+
+from pipeline import checkpoint, lora, settings
 from pipeline.config import RUN_NAME, Storage
 from pipeline.errors import UserError
-from pipeline.result import is_metric
-from pipeline.run import CONFIG, OWNER, RESULT
+from pipeline.export import is_sharded, join
+from pipeline.result import is_metric, number
+from pipeline.run import CONFIG, DATA, OWNER, RESULT
 from pipeline.storage import Store, open_store
 
 # What a checkpoint holds beside what from_pretrained loads.
-STATE_FILES = {"optimizer.safetensors", "optimizer.json", "scheduler.json", "scaler.json", "state.json"}
+STATE_FILES = {"optimizer.safetensors", "scaler.json", "state.json"}
+# Folders of sharded weights, from which `export` makes whole ones.
+WEIGHT_FOLDERS = ("weights/", "shards/")
 
 
 @contextmanager
@@ -74,7 +79,7 @@ def summaries(store: Store) -> list[dict[str, Any]]:
             best = next((entry for entry in result["history"] if _at(entry, result["best_checkpoint"])), None)
             row |= {"status": result["status"], "steps": result["steps"], "epochs": round(result["epochs"], 2)}
             if best:
-                row["best"] = " ".join(f"{key[5:]} {value:.4f}" for key, value in best.items() if is_metric(key))
+                row["best"] = " ".join(f"{key[5:]} {number(value)}" for key, value in best.items() if is_metric(key))
         row["attempts"] = attempts
         rows.append(row)
     return sorted(rows, key=lambda row: str(row["started"]), reverse=True)
@@ -98,8 +103,10 @@ def describe(run: Store) -> dict[str, Any]:
     }
 
 
-def export(run: Store, folder: Path, which: Literal["best", "last"]) -> str:
+def export(run: Store, folder: Path, which: Literal["best", "last"], adapter_only: bool = False) -> str:
     """Write model, labels and tokenizer of a checkpoint into `folder`, complete or not at all; returns its name.
+
+    Of a run with LoRA that is the whole model with its adapters merged in, or with `adapter_only` the adapters.
 
     Raises:
         UserError: the folder is not empty, or the run has no complete checkpoint.
@@ -116,19 +123,45 @@ def export(run: Store, folder: Path, which: Literal["best", "last"]) -> str:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         partial = Path(scratch) / "model"
         partial.mkdir()
-        checkpoint.download(run, name, partial, lambda file: "/" not in file and file not in STATE_FILES)
+        checkpoint.download(run, name, partial, _of_the_model)
+        if is_sharded(partial):
+            join(partial)
+        has_adapter = (partial / lora.ADAPTER).exists()
+        if adapter_only and not has_adapter:
+            raise UserError(f"--adapter-only: {run.uri} has no adapters; it trained the whole model")
+        if has_adapter and not adapter_only:
+            config = settings.loads(run.read(CONFIG), f"{run.uri}/{CONFIG}")
+            lora.merge(partial, config, json.loads(run.read(DATA))["labels"])
         if folder.exists():
             folder.rmdir()
         shutil.move(partial, folder)
     return str(name)
 
 
+def loader(run: Store, adapter_only: bool = False) -> str:
+    """The class whose `from_pretrained` loads an export of the run."""
+    language = (yaml.safe_load(run.read(CONFIG)) or {})["model"]["task"] == "causal-lm"
+    return f"Auto{'Peft' if adapter_only else ''}ModelFor{'CausalLM' if language else 'SequenceClassification'}"
+
+
+def _of_the_model(file: str) -> bool:
+    return file.startswith(WEIGHT_FOLDERS) or ("/" not in file and file not in STATE_FILES)
+
+
 def _best(run: Store, complete: list[checkpoint.Name]) -> checkpoint.Name:
+    """The best checkpoint; the last one of a run that has evaluated nothing. Raises UserError if it is gone."""
     result = _json(run, RESULT)
     if result:
-        named = checkpoint.Name.parse(result["best_checkpoint"])
-        if named in complete:
-            return named
-    state = json.loads(run.child(str(complete[-1])).read("state.json"))
-    best = [name for name in complete if name.step == state["best_step"]]
-    return best[-1] if best else complete[-1]
+        wanted = checkpoint.Name.parse(result["best_checkpoint"])
+        found = [name for name in complete if name == wanted]
+    else:
+        step = json.loads(run.child(str(complete[-1])).read("state.json"))["best_step"]
+        if step is None:
+            return complete[-1]
+        wanted, found = step, [name for name in complete if name.step == step]
+    if not found:
+        raise UserError(
+            f"--checkpoint: the best checkpoint, {f'of step {wanted}' if isinstance(wanted, int) else wanted}, is not "
+            f"complete in {run.uri}; --checkpoint last gives {complete[-1]}"
+        )
+    return found[-1]

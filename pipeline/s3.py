@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ PASSING_ERRORS = (
     TimeoutError,
 )
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%.+)?")
 
 
 @dataclass(frozen=True)
@@ -152,18 +154,15 @@ def settings_of(storage: Storage, retry_seconds: float) -> Settings:
     """
     profile = _profile()
     environment = os.environ.get
-    endpoint = storage.endpoint_url or environment("AWS_ENDPOINT_URL_S3") or environment("AWS_ENDPOINT_URL")
-    endpoint = endpoint or profile.get("endpoint_url")
+    named = {
+        "storage.endpoint_url": storage.endpoint_url,
+        "AWS_ENDPOINT_URL_S3": environment("AWS_ENDPOINT_URL_S3"),
+        "AWS_ENDPOINT_URL": environment("AWS_ENDPOINT_URL"),
+        "endpoint_url of the AWS profile": profile.get("endpoint_url"),
+    }
+    origin, endpoint = next(((name, value) for name, value in named.items() if value), ("", None))
     if endpoint:
-        parts = urlsplit(endpoint)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UserError(
-                f"storage.endpoint_url: {endpoint!r} has no scheme; write http://{endpoint} or https://{endpoint}"
-                if "://" not in endpoint
-                else f"storage.endpoint_url: {endpoint!r} must be http://host:port or https://host:port"
-            )
-        if parts.username or parts.password:
-            raise UserError("storage.endpoint_url: holds credentials; they come from the environment or a profile")
+        _check_endpoint(origin, endpoint)
     region = storage.region or environment("AWS_REGION") or environment("AWS_DEFAULT_REGION") or profile.get("region")
     for field_name, ca_bundle in (
         ("storage.ca_bundle", storage.ca_bundle),
@@ -188,6 +187,30 @@ def settings_of(storage: Storage, retry_seconds: float) -> Settings:
     )
 
 
+def _check_endpoint(origin: str, endpoint: str) -> None:
+    """Raises UserError that names `origin`, where the endpoint was found, and the part of it that is wrong."""
+    if "://" not in endpoint:
+        raise UserError(f"{origin}: {endpoint!r} has no scheme; write http://{endpoint} or https://{endpoint}")
+    parts = urlsplit(endpoint)
+    if parts.username or parts.password:
+        raise UserError(f"{origin}: holds credentials; they come from the environment or a profile")
+    try:
+        port_is_right = parts.port is None or parts.port > 0
+    except ValueError:
+        port_is_right = False
+    wrong = None
+    if parts.scheme not in ("http", "https"):
+        wrong = f"the scheme {parts.scheme!r}"
+    elif not parts.hostname or endpoint != endpoint.strip() or not HOST.fullmatch(parts.hostname):
+        wrong = f"the host {parts.hostname or ''!r}"
+    elif not port_is_right:
+        wrong = "a port that is no number from 1 to 65535"
+    elif parts.query or parts.fragment:
+        wrong = f"{'?' + parts.query if parts.query else '#' + parts.fragment!r} at its end"
+    if wrong:
+        raise UserError(f"{origin}: {endpoint!r} has {wrong}; must be http://host:port or https://host:port")
+
+
 def _profile() -> dict[str, str]:
     """What the profile in use (AWS_PROFILE, else default) says about endpoint and region."""
     session = new_session()._session
@@ -200,7 +223,7 @@ def _profile() -> dict[str, str]:
     return found
 
 
-def code_of(error: BaseException) -> str:
+def code_of(error: BaseException | None) -> str:
     """The S3 error code of a ClientError, e.g. `NoSuchBucket`; empty for other errors."""
     return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, aws.ClientError) else ""
 
@@ -220,15 +243,21 @@ def _short(state: tenacity.RetryCallState) -> str:
     return explain(error) if error else "unknown"
 
 
+EXPIRED = (
+    "the session token has expired; get new credentials and start the same run again, which goes on from its last "
+    "complete checkpoint"
+)
 MEANING = {
     "NoSuchBucket": "the bucket does not exist; create it, or correct storage.path",
-    "InvalidAccessKeyId": "the store does not know this access key id; check AWS_ACCESS_KEY_ID or the profile",
+    "InvalidAccessKeyId": "the store does not know this access key id, or no longer; check AWS_ACCESS_KEY_ID or the "
+    "profile",
     "SignatureDoesNotMatch": "the secret access key does not belong to this access key id; "
     "check AWS_SECRET_ACCESS_KEY or the profile",
     "RequestTimeTooSkewed": "this machine's clock and the store's differ by more than 15 minutes; set the clock (NTP)",
-    "ExpiredToken": "the session token has expired; get new credentials",
-    "ExpiredTokenException": "the session token has expired; get new credentials",
-    "TokenRefreshRequired": "the session token has expired; get new credentials",
+    "ExpiredToken": EXPIRED,
+    "ExpiredTokenException": EXPIRED,
+    "TokenRefreshRequired": EXPIRED,
+    "RequestExpired": EXPIRED,
     "InvalidToken": "the session token is not valid; unset AWS_SESSION_TOKEN or get new credentials",
     "NotImplemented": "the store does not support this request",
     "KMS.NotFoundException": "the KMS key does not exist; correct storage.kms_key_id",

@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from pipeline.s3_parts import PART_BYTES, PARTS_AT_ONCE, PartWriter
 from pipeline.storage import Conflict, Entries, Entry, Names, Store, checked_name
 
 CONDITION_FAILED = {"PreconditionFailed", "412"}
+WITHOUT_REASON = {"400", "403"}
 
 
 class S3Store(Store):
@@ -160,7 +162,17 @@ class S3Store(Store):
             if code_of(error) in MISSING:
                 raise FileNotFoundError(f"s3://{self.bucket}/{key}") from None
             raise
+        except StorageError as error:
+            if code_of(error.__cause__) in WITHOUT_REASON:
+                self._reason(key)
+            raise
         return reply["ContentLength"], reply["ETag"]
+
+    def _reason(self, key: str) -> None:
+        """Ask for a byte, as answers to HEAD have no body that says why. Raises StorageError if that is refused too."""
+        request = partial(self.client.get_object, Bucket=self.bucket, Key=key, Range="bytes=0-0")
+        with suppress(aws.ClientError):
+            self.settings.call(f"look up s3://{self.bucket}/{key}", request)["Body"].close()
 
     def read_range(self, key: str, start: int, stop: int, tag: str) -> bytes:
         """Bytes start..stop-1 of the object that has this tag; StorageError if it was replaced meanwhile."""

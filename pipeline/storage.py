@@ -22,7 +22,9 @@ from pipeline.errors import StorageError, UserError
 
 RETRY_SECONDS = 300.0
 SCHEMES = "s3://bucket/prefix, file:///folder, or a folder"
-BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
+BUCKET = re.compile(r"(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
+IP_ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){3}")
+ONE_SLASH = re.compile(r"(s3[an]?|gs|file|https?|abfss?):/?[^/]", re.IGNORECASE)
 QUERY_KEYS = ("endpoint_override", "scheme", "region")
 
 
@@ -129,8 +131,12 @@ def resolve(storage: Storage, source: str = "storage.path") -> Storage:
     path = storage.path
     if path is None:
         raise UserError(f"{source}: is not given here; the embedded store has to be started first")
+    if path != path.strip() or not path.isprintable():
+        raise UserError(f"{source}: {path!r} has white space around it or a control character in it")
     scheme, separator, rest = path.partition("://")
     if not separator:
+        if ONE_SLASH.match(path):
+            raise UserError(f"{source}: {path!r} lacks '//' after {path.partition(':')[0] + ':'!r}; write {SCHEMES}")
         return storage.model_copy(update={"path": str(Path(path).expanduser().absolute())})
     if scheme == "file":
         host, _, folder = rest.partition("/")
@@ -147,10 +153,10 @@ def resolve(storage: Storage, source: str = "storage.path") -> Storage:
             f"{source}: has ':' or '@' where the bucket belongs; credentials come from the environment or a profile, "
             "host and port from storage.endpoint_url"
         )
-    if not BUCKET.fullmatch(bucket):
+    if not BUCKET.fullmatch(bucket) or IP_ADDRESS.fullmatch(bucket):
         raise UserError(
-            f"{source}: bucket name {bucket!r} in {'s3://' + address!r}; a bucket name has 3 to 63 letters, "
-            "digits, '-', '.' or '_'"
+            f"{source}: bucket name {bucket!r} in {'s3://' + address!r}; a bucket name has 3 to 63 letters, digits, "
+            "'-', '_' or single '.', begins and ends with a letter or digit, and is no IP address"
         )
     parts = [part for part in prefix.split("/") if part]
     if "." in parts or ".." in parts:
@@ -174,8 +180,13 @@ def _query(query: str, source: str) -> dict[str, str]:
             f"{source}: query string has {', '.join(map(repr, wrong))}; allowed: {', '.join(QUERY_KEYS)}; "
             "credentials come from the environment or a profile"
         )
+    empty = [key for key, value in settings.items() if not value.strip()]
+    if empty:
+        raise UserError(f"{source}: {empty[0]} in the query string is empty; give a value or leave it out")
     if settings.get("scheme", "http") not in ("http", "https"):
         raise UserError(f"{source}: scheme={settings['scheme']} in the query string; allowed: http, https")
+    if "scheme" in settings and "endpoint_override" not in settings:
+        raise UserError(f"{source}: scheme in the query string needs endpoint_override=host:port beside it")
     return settings
 
 

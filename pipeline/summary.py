@@ -8,11 +8,11 @@ from rich.text import Text
 
 from pipeline.config import Config
 from pipeline.preflight import Check
-from pipeline.result import Result, is_metric
+from pipeline.result import Result, is_metric, number
 
 
 def _metrics(values: dict[str, Any]) -> str:
-    return ", ".join(f"{key[5:]} {value:.4f}" for key, value in values.items() if is_metric(key))
+    return ", ".join(f"{key[5:]} {number(value)}" for key, value in values.items() if is_metric(key))
 
 
 def show_result(result: Result, config: Config, console: Console) -> None:

@@ -1,26 +1,28 @@
 """What runs on every worker: rebuild the typed configuration, wire the parts, resume, call the loop."""
 
-import json
 import logging
+import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray.train
 import torch
+import transformers
 
-from pipeline import assembly, checkpoint, loop, strategy
+from pipeline import checkpoint, strategy
+from pipeline.attempt import Attempt
 from pipeline.config import Config
-from pipeline.data.engine import total_steps
 from pipeline.data.inspect import Facts
 from pipeline.errors import PipelineError, RunError
-from pipeline.reporter import ActorBoard, Place, Reporter
+from pipeline.reporter import ActorBoard, Place
 from pipeline.run import RunFolder
 from pipeline.tracking import Flusher, LogFile, Recorder
+from pipeline.watchdog import Watchdog
 
 LOGGER = logging.getLogger("pipeline")
 
@@ -57,6 +59,9 @@ class Job:
 def train_loop_per_worker(values: dict[str, Any]) -> dict[str, Any]:
     """Train; rank 0 returns what `result.json` is made of, or `problems` that no retry would solve."""
     job, place = Job.from_dict(values), Place.found()
+    # Their tables and bars fill the job's log; what of it matters, model.py says itself.
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(job.threads)
     accelerator = strategy.accelerator(job.config, place.device)
     strategy.prove(accelerator, place.rank, place.local_rank, place.world_size, place.device)
@@ -64,15 +69,21 @@ def train_loop_per_worker(values: dict[str, Any]) -> dict[str, Any]:
     attempt, name, problems = _agree(accelerator, lambda: _claim(folder, place))
     if problems:
         return {"problems": problems}
-    scratch = Path(tempfile.mkdtemp(prefix="pipeline-"))
+    scratch = _scratch()
     log = LogFile(folder.store, f"attempt-{attempt:03d}-rank-{place.rank:03d}", scratch / "logs")
     log.open()
     try:
         LOGGER.info("attempt %d: %s; Ray and Accelerate agree", attempt, place.describe())
         recorder = Recorder(folder.store, attempt)
         flushes: list[Callable[[], None]] = [log.flush] if place.rank else [recorder.flush, log.flush]
+        board = ActorBoard(job.board)
+        watchdog = Watchdog(place.rank, job.config.run.stall_timeout_s, board, lambda: [flush() for flush in flushes])
+        indices = None if job.indices is None else ray.get(job.indices)
         with Flusher(*flushes):
-            return _train(job, place, accelerator, folder, attempt, name, recorder, scratch)
+            return Attempt(
+                job.config, job.facts, place, accelerator, folder, attempt, name, indices, recorder, scratch, board,
+                watchdog,
+            ).train()  # fmt: skip
     except RunError as error:
         LOGGER.error("%s", error)
         return {"problems": error.problems}
@@ -82,6 +93,15 @@ def train_loop_per_worker(values: dict[str, Any]) -> dict[str, Any]:
     finally:
         log.close()
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _scratch() -> Path:
+    """A folder for checkpoints on their way; those that killed workers left behind go first."""
+    for folder in Path(tempfile.gettempdir()).glob("pipeline-worker-*-*"):
+        owner = folder.name.split("-")[2]
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"pipeline-worker-{os.getpid()}-"))
 
 
 def _claim(folder: RunFolder, place: Place) -> tuple[int, str | None, list[str]]:
@@ -104,86 +124,3 @@ def _agree(
     broadcast_object_list(decision, from_process=0)
     attempt, name, problems = decision[0]
     return attempt, name, problems
-
-
-def _train(
-    job: Job,
-    place: Place,
-    accelerator: Any,
-    folder: RunFolder,
-    attempt: int,
-    name: str | None,
-    recorder: Recorder,
-    scratch: Path,
-) -> dict[str, Any]:
-    from accelerate.utils import gather_object
-
-    config = job.config
-    board = ActorBoard(job.board)
-    trainee = assembly.trainee(config, job.facts, accelerator)
-    state = loop.State()
-    if name is not None:
-        state = _resume(folder, name, trainee, place, accelerator, scratch)
-        LOGGER.info("resumed from %s at step %d", name, state.step)
-        if place.rank == 0:
-            board.post(event=f"attempt {attempt} resumes from {name} at step {state.step}")
-    indices = None if job.indices is None else ray.get(job.indices)
-    batches = assembly.batches(config, job.facts, accelerator, trainee.tokenizer, indices)
-    run = Reporter(config, place, folder, attempt, recorder, scratch, board)
-    steps = total_steps(config, batches.plan)
-    if name is not None and (before := _planned(folder, name)) != steps:
-        LOGGER.info("the schedule is rebuilt: %s steps were planned, %s are now", before, steps)
-    parts = assembly.parts(config, job.facts, accelerator, trainee, batches, state, run)
-    run.prepared(parts, trainee.tokenizer)
-    clock, resumed = loop.Clock(), state.step
-    state = loop.fit(parts, state, clock)
-    run.settle()
-    # All ranks enter these, whatever rank 0 does with them.
-    workers = gather_object([place.describe()])
-    print_ = assembly.agreed_fingerprint(run.model)
-    if place.rank == 0:
-        recorder.flush()
-    return {
-        "state": state.to_json(),
-        "attempt": attempt,
-        "resumed_from_step": resumed,
-        "steps": parts.steps,
-        "steps_per_epoch": batches.plan.steps_per_epoch,
-        "truncated_rows": batches.truncated,
-        "data_wait_share": clock.waiting / clock.stepping if clock.stepping else 0.0,
-        "train_seconds": clock.stepping,
-        "final_learning_rate": parts.scheduler.get_last_lr()[0],
-        "parameters_sha256": print_,
-        "workers": workers,
-    }
-
-
-def _planned(folder: RunFolder, name: str) -> int | None:
-    manifest = json.loads(folder.store.child(name).read(checkpoint.MANIFEST))
-    planned: int | None = manifest.get("total_steps")
-    return planned
-
-
-def _resume(
-    folder: RunFolder,
-    name: str,
-    trainee: assembly.Trainee,
-    place: Place,
-    accelerator: Any,
-    scratch: Path,
-) -> loop.State:
-    """Each node fetches the checkpoint once; its workers read the same folder."""
-    from accelerate.utils import gather_object
-
-    mine = scratch / name
-    if place.local_rank == 0:
-        checkpoint.download(folder.store, name, mine)
-    host = socket.gethostname()
-    folders = dict(gather_object([(host, str(mine))] if place.local_rank == 0 else []))
-    values = checkpoint.load(
-        Path(folders[host]), trainee.model, trainee.optimizer, accelerator.scaler, place.rank, place.world_size
-    )
-    accelerator.wait_for_everyone()
-    if place.local_rank == 0:
-        shutil.rmtree(mine)
-    return loop.State(**values)

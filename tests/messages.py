@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "pipeline"
-ERRORS = {"UserError", "RunError", "StorageError", "Superseded", "Conflict", "Unreachable"}
+ERRORS = {"UserError", "RunError", "WorkerFailed", "StorageError", "Superseded", "Conflict", "Unreachable"}
 # Lists of problems that are raised, or reported, elsewhere, and the functions that give parts of them.
 COLLECT = {"note": 1, "append": 0, "fail": 0}
 LISTS = {"problems", "found", "wrong", "said"}
 GIVERS = {"problems", "check_names", "_improper", "_explain", "_expected", "differences", "_cause", "_wrong", "explain"}
+MODELS = {"config.py", "strategy_config.py"}  # whose ValueErrors pydantic tells
 TABLE = "MEANING"  # what a store's error codes mean
 PLACE = "…"
 
@@ -19,13 +20,15 @@ def messages() -> dict[str, str]:
     """Skeletons of all messages, each with the module that has it first."""
     found: dict[str, str] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == TABLE:
-                assert isinstance(node.value, ast.Dict)
-                for value in node.value.values:
-                    found.setdefault(ast.literal_eval(value), path.relative_to(PACKAGE).as_posix())
+        module = ast.parse(path.read_text())
+        constants = {ast.unparse(node.targets[0]): node.value for node in module.body if isinstance(node, ast.Assign)}
+        table = constants.get(TABLE)
+        for value in table.values if isinstance(table, ast.Dict) else []:
+            literal = constants[value.id] if isinstance(value, ast.Name) else value
+            found.setdefault(ast.literal_eval(literal), path.relative_to(PACKAGE).as_posix())
+        for node in ast.walk(module):
             if isinstance(node, ast.FunctionDef):
-                for text in _of(node, ERRORS | ({"ValueError"} if path.name == "config.py" else set())):
+                for text in _of(node, ERRORS | ({"ValueError"} if path.name in MODELS else set())):
                     found.setdefault(text, path.relative_to(PACKAGE).as_posix())
     return found
 

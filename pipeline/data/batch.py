@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 Batch = dict[str, "torch.Tensor"]
+IGNORED = -100  # what transformers and torch leave out of a loss
 
 
 def numbered(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
@@ -34,12 +35,24 @@ def _padded(column: pa.ChunkedArray, pad: int, multiple: int) -> tuple[npt.NDArr
     return padded, mask
 
 
+def _positions(documents: pa.ChunkedArray, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Position of each token in its document; what fills a row up counts as one more document."""
+    width = mask.shape[1]
+    positions = np.empty(mask.shape, np.int64)
+    for line, sizes, used in zip(positions, documents.to_pylist(), mask.sum(1).tolist(), strict=True):
+        line[:] = np.concatenate([np.arange(size) for size in (*sizes, width - used)])
+    return positions
+
+
 @dataclass(frozen=True)
 class Collate:
     """Table of tokenised rows -> tensors.
 
     Gives `input_ids`, `attention_mask` and, for pairs, `token_type_ids`, each of shape (rows, longest row); `labels` of
     shape (rows,) or (rows, labels); `weight` and `row` of shape (rows,).
+
+    For causal-lm `labels` have the shape of `input_ids`, IGNORED where a token does not count, and `position_ids`,
+    which begin at 0 with each document, stand in place of a mask: by them attention is kept within a document.
 
     Args:
         pad: token that fills up.
@@ -61,7 +74,15 @@ class Collate:
             table = table.take(real if len(real) else np.array([0]))
             rows = table["row"].to_numpy()
         ids, mask = _padded(table["input_ids"], self.pad, self.multiple)
-        batch = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask.astype(np.int64))}
+        batch = {"input_ids": torch.from_numpy(ids)}
+        batch["weight"] = torch.from_numpy(table["weight"].to_numpy().copy())
+        batch["row"] = torch.from_numpy(rows.copy())
+        if "target" in table.column_names:
+            counts = _padded(table["target"], 0, self.multiple)[0]
+            batch["labels"] = torch.from_numpy(np.where(counts == 1, ids, IGNORED))
+            batch["position_ids"] = torch.from_numpy(_positions(table["documents"], mask))
+            return batch
+        batch["attention_mask"] = torch.from_numpy(mask.astype(np.int64))
         if "token_type_ids" in table.column_names:
             batch["token_type_ids"] = torch.from_numpy(_padded(table["token_type_ids"], 0, self.multiple)[0])
         labels = table["label"].combine_chunks()
@@ -70,6 +91,4 @@ class Collate:
             batch["labels"] = torch.from_numpy(flat.reshape(len(table), -1).copy())
         else:
             batch["labels"] = torch.from_numpy(labels.to_numpy(zero_copy_only=False).copy())
-        batch["weight"] = torch.from_numpy(table["weight"].to_numpy().copy())
-        batch["row"] = torch.from_numpy(rows.copy())
         return batch

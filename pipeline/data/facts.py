@@ -12,7 +12,8 @@ class Facts:
 
     `rows_per_file` goes with `files`. `labels` holds the class names in the order of their numbers: whole numbers by
     value, false before true, texts by code point; none for regression. `label_counts` counts rows per label in each
-    split. `label_type` is string, integer, boolean, or float for regression. `empty_texts` counts rows whose text, or
+    split. `label_type` is string, integer, boolean, or float for regression,
+    none for causal-lm. `empty_texts` counts rows whose text, or
     second text, has no characters: they are trained on as they are.
     """
 

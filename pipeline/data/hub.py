@@ -8,6 +8,7 @@ the same ones. Each node fetches them into its hub cache (HF_HOME). No code of a
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 

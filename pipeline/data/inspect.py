@@ -7,6 +7,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 
 from pipeline.config import Config
+from pipeline.data.columns import columns_of, label_column
 from pipeline.data.facts import Facts
 from pipeline.data.files import find, read
 from pipeline.data.labels import NO_LABEL, boolean, class_name, encode_labels, sorted_names, whole_number
@@ -33,7 +34,9 @@ def inspect(config: Config) -> Facts:
             splits.append(_counted(name, paths, config, ledger))
     names: dict[str, dict[str, Seen]] = {}
     label_type, labels = "float", []
-    if config.model.task != "regression":
+    if label_column(config) is None:
+        label_type = "none"
+    elif config.model.task != "regression":
         label_type = _label_type(splits, ledger)
         names = {split.name: _named(split, label_type, ledger) for split in splits}
         if label_type == "integer":
@@ -60,8 +63,7 @@ def inspect(config: Config) -> Facts:
 
 def _counted(name: str, paths: str | list[str], config: Config, ledger: Ledger) -> Split:
     """Read all files of a split. A file that cannot be read is a problem; the others are still looked at."""
-    columns = config.data.columns
-    wanted = [column for column in (columns.text, columns.text_pair, columns.label) if column is not None]
+    wanted = columns_of(config)
     try:
         split = Split(name, find(paths, config.data, config.storage, f"data.{name}"))
     except UserError as error:

@@ -93,9 +93,7 @@ def tokenise(config: Config, facts: Facts, split: str) -> Tokens:
     def rows_of(batch: dict[str, Any]) -> Iterator[pa.Table]:
         for number in batch["file"]:
             file: DataFile = files[int(number)]
-            for table in read(file, tokeniser.columns, config.data, config.storage):
-                if len(table):
-                    yield tokeniser(table)
+            yield from tokeniser.file(read(file, tokeniser.columns, config.data, config.storage))
 
     numbers = ray.data.from_items([{"file": number} for number in range(len(files))], override_num_blocks=len(files))
     dataset = numbers.map_batches(rows_of, batch_size=1).materialize()

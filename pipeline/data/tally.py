@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.config import Config
+from pipeline.data.columns import label_column, text_columns
 from pipeline.data.files import DataFile
 from pipeline.data.labels import elements, kind_of
 
@@ -65,19 +66,21 @@ class Split:
 
 def add(split: Split, file: DataFile, before: int, table: pa.Table, config: Config, ledger: Ledger) -> None:
     """Count a table of `file`, which had `before` rows in front of it, and note what is wrong with its rows."""
-    columns = config.data.columns
+    label = label_column(config)
     empty = None
-    for column in filter(None, (columns.text, columns.text_pair)):
+    for column in text_columns(config):
         blank = _texts(split, file, before, column, _array(table[column]), ledger)
         if blank is not None:
             empty = blank if empty is None else pc.or_kleene(empty, blank)
     if empty is not None:
         split.empty_texts += pc.sum(empty).as_py() or 0
-    labels = _array(table[columns.label])
+    if label is None:
+        return
+    labels = _array(table[label])
     task = config.model.task
     kind = kind_of(labels.type)
     place = f"data.{split.name}: {file.name} row "
-    named = f"label column {columns.label!r}"
+    named = f"label column {label!r}"
     if labels.null_count:
         row = before + _first(pc.is_null(labels))
         ledger.note(

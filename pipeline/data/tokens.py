@@ -1,5 +1,6 @@
 """Rows of text to rows of tokens; both engines run this once for each row, never again in later epochs."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -8,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.config import Config
+from pipeline.data import documents
+from pipeline.data.columns import columns_of, text_columns
 from pipeline.data.inspect import Facts, encode_labels
 from pipeline.model import load_tokenizer
 
@@ -18,16 +21,17 @@ class Tokeniser:
 
     The result has the columns `input_ids` (list of int32), `token_type_ids` (only for pairs, if the model has them),
     `label` (int64, float32, or a list of float32), `length` (int32, tokens), `weight` (float32, of the row's loss) and
-    `truncated` (whether tokens beyond `data.max_length` were cut off).
+    `truncated` (whether tokens beyond `data.max_length` were cut off). For causal-lm it is what `documents` says.
     """
 
     config: Config
     labels: tuple[str, ...]
     class_weights: tuple[float, ...] | None = None
+    packs: bool = False
 
     @classmethod
     def of(cls, config: Config, facts: Facts, split: str) -> "Tokeniser":
-        """For one split; class weights shape only the training loss."""
+        """For one split; class weights shape only the training loss, and only training rows are packed."""
         weights = None
         wanted = config.training.class_weights
         if wanted is not None and split == "train":
@@ -36,18 +40,28 @@ class Tokeniser:
                 weights = tuple(facts.rows["train"] / (len(facts.labels) * counts[label]) for label in facts.labels)
             else:
                 weights = tuple(wanted.get(label, 1.0) for label in facts.labels)
-        return cls(config, tuple(facts.labels), weights)
+        packs = config.model.task == "causal-lm" and config.data.packing and split == "train"
+        return cls(config, tuple(facts.labels), weights, packs)
 
     @property
     def columns(self) -> list[str]:
         """Columns that the reader has to give."""
-        columns = self.config.data.columns
-        return [name for name in (columns.text, columns.text_pair, columns.label) if name is not None]
+        return columns_of(self.config)
+
+    def file(self, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        """The tokenised tables of one file, of the tables that `files.read` gives for it."""
+        tokenised = (self(table) for table in tables if len(table))
+        return documents.packed(tokenised, self.config.data.max_length) if self.packs else tokenised
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Tokenise a table of any number of rows; keeps their order."""
         data = self.config.data
         tokenizer = _tokenizer(self.config.model.model_dump_json(), self.config.storage.model_dump_json())
+        if self.config.model.task == "causal-lm":
+            texts, *answers = (table[name].to_pylist() for name in text_columns(self.config))
+            if answers:
+                return documents.of_pairs(tokenizer, texts, answers[0], data.max_length)
+            return documents.of_texts(tokenizer, texts, data.max_length)
         texts = table[data.columns.text].to_pylist()
         pairs = table[data.columns.text_pair].to_pylist() if data.columns.text_pair else None
         encoded = tokenizer(texts, pairs, truncation=True, max_length=data.max_length, padding=False)

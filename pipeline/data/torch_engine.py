@@ -37,10 +37,7 @@ def tokenised(config: Config, facts: Facts, split: str) -> Any:
             partial = target.with_suffix(f".{os.getpid()}")
             writer = None
             for file in facts.files[split]:
-                for table in read(file, tokeniser.columns, config.data, config.storage):
-                    if len(table) == 0:
-                        continue
-                    tokens = tokeniser(table)
+                for tokens in tokeniser.file(read(file, tokeniser.columns, config.data, config.storage)):
                     writer = writer or ArrowWriter(features=Features.from_arrow_schema(tokens.schema), path=str(partial))
                     writer.write_table(tokens)
             assert writer is not None, "an empty split is refused before any worker starts"
@@ -60,6 +57,7 @@ def _cache_file(tokeniser: Tokeniser, facts: Facts, split: str) -> Path:
         "model": config.model.model_dump(mode="json"),
         "labels": tokeniser.labels,
         "class_weights": tokeniser.class_weights,
+        "packs": tokeniser.packs,
         "versions": [transformers.__version__, tokenizers.__version__, pa.__version__],
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]

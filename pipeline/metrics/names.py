@@ -20,6 +20,7 @@ TASKS: dict[str, tuple[Task, ...]] = {
     "spearman": ("regression",),
     "mse": ("regression",),
     "mae": ("regression",),
+    "perplexity": ("causal-lm",),
 }
 GLUE: dict[str, tuple[str, ...]] = {
     "glue/cola": ("matthews_correlation",),
@@ -36,7 +37,7 @@ GLUE: dict[str, tuple[str, ...]] = {
     "glue/hans": ("accuracy",),
 }
 """The result keys of each GLUE task, as `evaluate`'s own glue module calls them."""
-LESS_IS_BETTER = ("loss", "mse", "mae")
+LESS_IS_BETTER = ("loss", "mse", "mae", "perplexity")
 
 
 def default_names(task: Task) -> list[str]:
@@ -45,6 +46,7 @@ def default_names(task: Task) -> list[str]:
         "text-classification": ["accuracy", "f1"],
         "regression": ["mse", "pearson"],
         "multi-label": ["f1", "accuracy"],
+        "causal-lm": ["perplexity"],
     }[task]
 
 
@@ -114,6 +116,8 @@ def _wrong(name: str, task: Task) -> str | None:
             return None
         fitting = [other for other, others in TASKS.items() if task in others]
         return f"metrics.names: {name!r} is for {' and '.join(tasks)}, not for {task}; allowed: {', '.join(fitting)}"
+    if task == "causal-lm":
+        return f"metrics.names: {name!r} is not for causal-lm, which predicts no row; allowed: perplexity"
     if module_file(name) is not None:
         return None
     near = get_close_matches(name, known, 1, 0.5)

@@ -29,8 +29,9 @@ class Score(evaluate.Metric):
 
     Inputs are class numbers, numbers, or with `task="multi-label"` rows of 0 and 1. Decisions:
 
-    - f1, precision and recall are those of class 1 where there are two classes, else the plain mean over all
-      `num_labels` classes. A class without rows or predictions counts 0 where its score is undefined.
+    - f1, precision and recall are those of class 1 where there are two classes, else the plain mean over the classes,
+      as scikit-learn's `average="macro"`: all that occur among references or predictions. A class that is predicted and
+      has no rows counts 0, as one that has rows and is never predicted; one that has neither is left out.
     - Multi-label accuracy is the share of rows with all labels right; the others are the mean over the labels.
     - A correlation with a constant, or over fewer than two rows, is 0, as scikit-learn has it for Matthews'.
     """
@@ -86,6 +87,5 @@ def _score(name: str, found: Numbers, wanted: Numbers, num_labels: int) -> Any:
     if name == "matthews_correlation":
         return metrics.matthews_corrcoef(wanted, found)
     score = {"f1": metrics.f1_score, "precision": metrics.precision_score, "recall": metrics.recall_score}[name]
-    several = range(found.shape[1] if found.ndim == 2 else num_labels)
-    labels = [1] if found.ndim == 1 and num_labels == 2 else list(several)
+    labels = [1] if found.ndim == 1 and num_labels == 2 else None
     return score(wanted, found, labels=labels, average="macro", zero_division=0)

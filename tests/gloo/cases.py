@@ -10,6 +10,7 @@ import torch
 from pipeline import assembly, checkpoint, loop, strategy
 from pipeline.config import Config
 from pipeline.data.inspect import Facts
+from pipeline.strategy.pieces import holding
 
 
 class Collected:
@@ -34,42 +35,43 @@ class Collected:
     def report(self, state: loop.State, save: bool) -> None:
         if save and self.folder:
             target = Path(self.folder) / f"step-{state.step}"
-            rank = self.parts.accelerator.process_index
-            model = self.parts.accelerator.unwrap_model(self.parts.model)
-            parts = self.parts
-            states = (model, parts.optimizer, parts.scheduler, self.tokenizer, None, state.to_json())
-            checkpoint.save(target, *states, rank)
+            checkpoint.save(target, self.training, state.to_json())
 
-    parts: loop.Parts
-    tokenizer: Any
+    training: checkpoint.Training
 
 
-def train(config: dict[str, Any], facts: dict[str, Any], folder: str | None = None, resume: str | None = None) -> Any:
-    """Train as a worker does; what came of it on this rank."""
+def train(
+    config: dict[str, Any],
+    facts: dict[str, Any],
+    folder: str | None = None,
+    resume: str | None = None,
+    ask: str | None = None,
+) -> Any:
+    """Train as a worker does; what came of it on this rank, with the logits for `ask` if it is given."""
     job, found = Config.model_validate(config), Facts.from_json(facts)
     accelerator = strategy.accelerator(job, torch.device("cpu"))
-    trainee = assembly.trainee(job, found, accelerator)
+    training = assembly.training(job, found, accelerator)
     state = loop.State()
     if resume:
-        rank, size = accelerator.process_index, accelerator.num_processes
-        state = loop.State(**checkpoint.load(Path(resume), trainee.model, trainee.optimizer, None, rank, size))
-    batches = assembly.batches(job, found, accelerator, trainee.tokenizer, None)
+        state = loop.State(**checkpoint.load(Path(resume), training))
+    batches = assembly.batches(job, found, accelerator, training.tokenizer, None)
     used = _recorded(batches)
     run = Collected(folder)
-    parts = assembly.parts(job, found, accelerator, trainee, batches, state, run)
-    run.parts, run.tokenizer = parts, trainee.tokenizer
+    parts = assembly.parts(job, found, accelerator, training, batches, state, run)
+    run.training = training
     first = state.step
     state = loop.fit(parts, state, loop.Clock())
-    model = accelerator.unwrap_model(parts.model)
     exported = tempfile.mkdtemp()
-    if accelerator.is_main_process:
-        model.save_pretrained(exported)
-        trainee.tokenizer.save_pretrained(exported)
+    if training.layout == "full":
+        weights, _ = holding(training.model, training.optimizer).whole(keep=accelerator.is_main_process)
+        if accelerator.is_main_process:
+            training.module.save_pretrained(exported, state_dict=weights)
+            training.tokenizer.save_pretrained(exported)
     return {
         "steps": [line for line in run.lines if "learning_rate" in line],
         "history": state.history,
         "final_rate": parts.scheduler.get_last_lr()[0],
-        "print": assembly.agreed_fingerprint(model),
+        "print": assembly.agreed_fingerprint(training),
         "rows": used,
         "first": first,
         "processes": accelerator.num_processes,
@@ -77,6 +79,51 @@ def train(config: dict[str, Any], facts: dict[str, Any], folder: str | None = No
         "per_epoch": parts.batches.plan.steps_per_epoch,
         "exported": exported,
         "stopped_early": state.stopped_early,
+        "logits": _logits(training.module, training.tokenizer, ask),
+    }
+
+
+def _logits(model: Any, tokenizer: Any, text: str | None) -> Any:
+    if text is None:
+        return None
+    with torch.no_grad():
+        return model.eval()(**tokenizer(text, return_tensors="pt")).logits.tolist()
+
+
+def own(
+    config: dict[str, Any], facts: dict[str, Any], folder: str | None = None, resume: str | None = None
+) -> dict[str, Any]:
+    """Train by `run.train_func`, as a worker does."""
+    from pipeline import custom
+    from pipeline.model import load_tokenizer
+
+    job, found = Config.model_validate(config), Facts.from_json(facts)
+    assert job.run.train_func is not None
+    function = custom.resolve(job.run.train_func)
+    accelerator = strategy.accelerator(job, torch.device("cpu"))
+    tokenizer = load_tokenizer(job.model, job.storage)
+    batches = assembly.batches(job, found, accelerator, tokenizer, None)
+    used = _recorded(batches)
+    run = Collected(folder)
+
+    def setup(model: Any, optimizer: Any, scheduler: Any) -> Any:
+        run.training = assembly.prepared(job, accelerator, model, optimizer, tokenizer)
+        state = loop.State(**checkpoint.load(Path(resume), run.training)) if resume else loop.State()
+        return run.training.model, run.training.optimizer, accelerator.prepare(scheduler), state
+
+    context = custom.Context(job, found, accelerator, tokenizer, batches, run, setup, lambda _: None)
+    function(context)
+    state = context.finish()
+    return {
+        "steps": [line for line in run.lines if "learning_rate" in line],
+        "history": state.history,
+        "final_rate": context.parts.scheduler.get_last_lr()[0],
+        "print": assembly.agreed_fingerprint(run.training),
+        "rows": used,
+        "first": context.resumed_step,
+        "state": state.to_json(),
+        "clock": (context.clock.waiting, context.clock.stepping),
+        "micro_batches": len(context.train),
     }
 
 
@@ -100,11 +147,11 @@ def losses_of_a_plain_loop(config: dict[str, Any], facts: dict[str, Any]) -> dic
 
     from pipeline.data.batch import Collate
     from pipeline.data.torch_engine import Rows, tokenised
-    from pipeline.model import load_model
+    from pipeline.model import load_model, load_tokenizer
 
     job, found = Config.model_validate(config), Facts.from_json(facts)
     accelerator = strategy.accelerator(job, torch.device("cpu"))
-    batches: Any = assembly.batches(job, found, accelerator, assembly.trainee(job, found, accelerator).tokenizer, None)
+    batches: Any = assembly.batches(job, found, accelerator, load_tokenizer(job.model, job.storage), None)
     set_seed(job.run.seed)
     model = load_model(job.model, job.storage, found.labels)
     rows = Rows(tokenised(job, found, "train"), batches.plan)
@@ -130,6 +177,89 @@ def losses_of_a_plain_loop(config: dict[str, Any], facts: dict[str, Any]) -> dic
         optimizer.zero_grad()
         losses.append(loss.item())
     return {"losses": np.asarray(losses)}
+
+
+def losses_of_documents_alone(config: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """A language model trained plainly: one process, each document in a forward of its own, transformers' own loss."""
+    from accelerate.utils import set_seed
+
+    from pipeline.data.torch_engine import tokenised
+    from pipeline.model import load_model, load_tokenizer
+
+    job, found = Config.model_validate(config), Facts.from_json(facts)
+    accelerator = strategy.accelerator(job, torch.device("cpu"))
+    batches: Any = assembly.batches(job, found, accelerator, load_tokenizer(job.model, job.storage), None)
+    set_seed(job.run.seed)
+    model = load_model(job.model, job.storage, [])
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    plain = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": decayed, "weight_decay": job.training.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=job.training.learning_rate)
+    total = job.training.epochs * batches.plan.steps_per_epoch
+    losses = []
+    model.train()
+    rows = tokenised(job, found, "train")
+    for step in range(total):
+        warmup = int(total * job.training.warmup_ratio)
+        share = (step + 1) / (warmup + 1) if step < warmup else (total - step) / (total - warmup)
+        for group in optimizer.param_groups:
+            group["lr"] = job.training.learning_rate * share
+        chosen = [rows[number] for number in batches.plan.step_rows(step).tolist()]
+        tokens = sum(sum(row["target"]) for row in chosen)
+        loss = torch.zeros(())
+        for row in chosen:
+            part = _loss_of_documents(model, row) / tokens
+            part.backward()
+            loss += part.detach()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), job.training.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    model.eval()
+    held = list(tokenised(job, found, "validation"))
+    with torch.no_grad():
+        whole = sum(float(_loss_of_documents(model, row)) for row in held)
+    tokens = sum(sum(row["target"]) for row in held)
+    return {"losses": np.asarray(losses), "eval_loss": whole / tokens, "eval_tokens": tokens}
+
+
+def _loss_of_documents(model: Any, row: dict[str, Any]) -> torch.Tensor:
+    """Sum of the losses of a row's tokens that count, document by document."""
+    at, loss = 0, torch.zeros(())
+    for size in row["documents"]:
+        ids = torch.tensor([row["input_ids"][at : at + size]])
+        counts = torch.tensor([row["target"][at : at + size]])
+        loss = loss + model(input_ids=ids, labels=ids.masked_fill(counts == 0, -100)).loss * counts.sum()
+        at += size
+    return loss
+
+
+def proof_of_a_leaking_model(path: str, broken: str) -> str:
+    """The words of the refusal of a model that lets tokens see what they must not."""
+    from transformers import LlamaForCausalLM
+
+    from pipeline.errors import RunError
+    from pipeline.tasks import prove_causal
+
+    model = LlamaForCausalLM.from_pretrained(path)
+    prove_causal(model, torch.device("cpu"), packed=True)  # as it is it passes
+    plain = model.forward
+
+    def forward(**given: Any) -> Any:
+        if broken == "documents":
+            given["position_ids"] = None  # as a model without such an argument takes them
+        else:
+            # Each document is kept to itself, but all of it is seen from each of its tokens.
+            document = torch.tensor([0, 0, 0, 1, 1, 1])
+            given["attention_mask"] = (document[:, None] == document[None]).view(1, 1, 6, 6)
+        return plain(**given)
+
+    model.forward = forward
+    try:
+        prove_causal(model, torch.device("cpu"), packed=True)
+    except RunError as error:
+        return str(error)
+    return "accepted"
 
 
 def places() -> Any:

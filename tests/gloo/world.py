@@ -4,18 +4,19 @@ import importlib
 import multiprocessing
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 DEADLINE_S = 120.0
 
 
-def _member(rank: int, size: int, port: int, pipe: Connection) -> None:
+def _member(rank: int, size: int, port: int, scratch: str, pipe: Connection) -> None:
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "TMPDIR": scratch,
     }  # fmt: skip
     import torch
     from accelerate.state import AcceleratorState
@@ -31,39 +32,71 @@ def _member(rank: int, size: int, port: int, pipe: Connection) -> None:
 
 
 class World:
-    """`size` processes in one gloo group (a single one is no group at all)."""
+    """`size` processes in one gloo group (a single one is no group at all), with temporary files in `scratch`."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, scratch: str) -> None:
         context = multiprocessing.get_context("spawn")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self._pipes, self._processes = [], []
+        self.broken = False
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_member, args=(rank, size, port, theirs), daemon=True)
+            process = context.Process(target=_member, args=(rank, size, port, scratch, theirs), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
 
     def run(self, case: Callable[..., Any], **arguments: Any) -> list[Any]:
-        """What `case` returns on each rank. A rank that does not answer within two minutes is an error, not a hang."""
+        """What `case` returns on each rank.
+
+        A rank that does not answer within the deadline is an error, not a hang; so is the first one that fails, as the
+        others may wait for it. After either the world is `broken`: its processes are ended.
+        """
         for pipe in self._pipes:
             pipe.send((case.__module__, case.__name__, arguments))
-        results = []
-        for rank, pipe in enumerate(self._pipes):
+        results: dict[int, Any] = {}
+        deadline = time.monotonic() + DEADLINE_S
+        while len(results) < len(self._pipes):
+            open_ = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in results}
+            ready = set(wait(list(open_), timeout=max(0.0, deadline - time.monotonic())))
+            if not ready:
+                self._break()
+                raise TimeoutError(f"ranks {sorted(open_.values())} did not finish {case.__name__} in {DEADLINE_S:g} s")
+            for pipe in (pipe for pipe in open_ if pipe in ready):
+                problem, results[open_[pipe]] = pipe.recv()
+                if problem:
+                    self._break()
+                    raise AssertionError(f"rank {open_[pipe]} of {case.__name__}:\n{problem}")
+        return [results[rank] for rank in range(len(self._pipes))]
+
+    def _break(self) -> None:
+        self.broken = True
+        for process in self._processes:
+            process.kill()
+
+    def outcomes(self, case: Callable[..., Any], **arguments: Any) -> list[tuple[str, Any]]:
+        """What becomes of `case` on each rank: `returned` and what, `raised` and what, `ended` and the exit status."""
+        for pipe in self._pipes:
+            pipe.send((case.__module__, case.__name__, arguments))
+        found: list[tuple[str, Any]] = []
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
             if not pipe.poll(DEADLINE_S):
-                raise TimeoutError(f"rank {rank} did not finish {case.__name__} within {DEADLINE_S:g} s")
-            problem, result = pipe.recv()
-            if problem:
-                raise AssertionError(f"rank {rank} of {case.__name__}:\n{problem}")
-            results.append(result)
-        return results
+                raise TimeoutError(f"{case.__name__} did not end within {DEADLINE_S:g} s")
+            try:
+                problem, result = pipe.recv()
+                found.append(("raised", problem) if problem else ("returned", result))
+            except EOFError:
+                process.join(timeout=10)
+                found.append(("ended", process.exitcode))
+        return found
 
     def close(self) -> None:
         """End the processes."""
-        for pipe in self._pipes:
-            pipe.send(None)
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            if process.is_alive():
+                pipe.send(None)
         for process in self._processes:
             process.join(timeout=10)
             if process.is_alive():

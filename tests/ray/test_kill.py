@@ -40,7 +40,7 @@ def test_a_killed_driver_goes_on_where_it_was(unbroken: Unbroken, program: Progr
     file, process = _start(program, name, engine)
     wait_for_checkpoint(store.child(name), process)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate()
     assert not store.child(name).exists("result.json")
     program.run("train", "-c", file)
     _same_end(store.child(name), unbroken(engine))

@@ -18,6 +18,8 @@ from pipeline.storage import Store, open_store
 
 READER = ("READERKEY0000001", "reader-secret-0123456789")
 WRITER = ("WRITERKEY0000001", "writer-secret-0123456789")
+# Good for one prefix, and for nothing else in the bucket.
+TEAM = ("TEAMKEY000000001", "team-secret-0123456789")
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     for name, (access, secret), actions in (
         ("reader", READER, ["Read:pipeline", "List:pipeline"]),
         ("writer", WRITER, ["Read:pipeline", "List:pipeline", "Write:pipeline"]),
+        ("team", TEAM, ["Read:pipeline/team/*", "List:pipeline/team/*", "Write:pipeline/team/*"]),
     ):
         credentials = [{"accessKey": access, "secretKey": secret}]
         content["identities"].append({"name": name, "credentials": credentials, "actions": actions})

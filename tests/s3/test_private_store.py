@@ -95,6 +95,6 @@ def test_a_private_authority_and_encryption_are_used_for_every_kind_of_write(pri
         assert reply["ServerSideEncryption"] == "AES256", name
     store.download("uploaded", tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == big.read_bytes()
-    assert [step.warning for step in probe(private)] == [None] * 4
+    assert [step.warning for step in probe(private)] == [None] * 5
     with pytest.raises(UserError, match=r"not signed by a known authority; set storage\.ca_bundle"):
         probe(private.model_copy(update={"ca_bundle": None}))

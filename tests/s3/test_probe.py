@@ -10,6 +10,7 @@ from pipeline.errors import UserError
 from pipeline.probe import probe, short_key
 from pipeline.storage import open_store
 from tests.s3.conftest import READER, WRITER, Server
+from tests.s3.proxy import answers, proxy_before, says_written
 
 
 def test_a_good_store_passes_all_steps_and_is_left_clean(server: Server) -> None:
@@ -19,6 +20,7 @@ def test_a_good_store_passes_all_steps_and_is_left_clean(server: Server) -> None
         ("list", None),
         ("write", None),
         ("read", None),
+        ("claim", None),
         ("delete", None),
     ]
     assert open_store(server.storage).list() == before
@@ -110,3 +112,15 @@ def failure(storage: Storage) -> str:
     with pytest.raises(UserError) as caught:
         probe(storage)
     return str(caught.value)
+
+
+def test_a_store_that_ignores_conditions_of_writes_is_a_warning_and_one_without_them_is_refused(server: Server) -> None:
+    with proxy_before(server.storage) as proxy:
+        proxy.spoil(says_written, "PUT", "probe", after=1)
+        found = {step.name: step.warning for step in probe(proxy.storage)}
+        assert "ignores the condition of a write (If-None-Match)" in (found.pop("claim") or "")
+        assert found == {"list": None, "write": None, "read": None, "delete": None}
+        proxy.spoil(answers(501, "NotImplemented"), "PUT", "probe", times=9)
+        message = failure(proxy.storage)
+    assert "step 'write' failed: the store does not support this request (NotImplemented)" in message
+    assert "conditional writes (If-None-Match)" in message

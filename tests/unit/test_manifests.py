@@ -1,6 +1,7 @@
 """The manifests are what their folders make, agree with the code, and keep the rules of docs/manifests.md."""
 
 import importlib.metadata
+import os
 import subprocess
 import sys
 from functools import cache
@@ -140,3 +141,26 @@ def test_credentials_come_from_a_secret_or_from_the_pods_identity() -> None:
             assert "eks.amazonaws.com/role-arn" in one("eks", "ServiceAccount")["metadata"]["annotations"]
         else:
             assert sources == [[{"secretRef": {"name": "pipeline-storage"}}]] * 2, overlay
+
+
+@pytest.mark.parametrize("overlay", ["gpu", "gpu-cluster", "eks", "gke", "aks"])
+def test_spot_component_lets_workers_on_spot_nodes_and_keeps_the_head_off(overlay: str, tmp_path: Path) -> None:
+    base, spot = (os.path.relpath(MANIFESTS / path, tmp_path) for path in (f"overlays/{overlay}", "components/spot"))
+    kustomization = {"kind": "Kustomization", "resources": [base], "components": [spot]}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    call = ["kubectl", "kustomize", str(tmp_path)]
+    done = subprocess.run(call, capture_output=True, text=True, check=True)
+    kind = "RayCluster" if overlay == "gpu-cluster" else "RayJob"
+    (job,) = [item for item in yaml.safe_load_all(done.stdout) if item["kind"] == kind]
+    specs = pod_specs(job)
+    tolerated = {toleration["key"] for toleration in specs["workers"]["tolerations"]}
+    assert tolerated == {"nvidia.com/gpu", "cloud.google.com/gke-spot", "kubernetes.azure.com/scalesetpriority"}
+    assert "tolerations" not in specs["head"]
+    affinity = specs["head"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = affinity["nodeSelectorTerms"]
+    before = pod_specs(one(overlay, kind))["head"]["affinity"]["nodeAffinity"]
+    (kept,) = before["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"][: len(kept["matchExpressions"])] == kept["matchExpressions"]
+    assert {expression["key"] for expression in term["matchExpressions"][len(kept["matchExpressions"]) :]} == {
+        "cloud.google.com/gke-spot", "kubernetes.azure.com/scalesetpriority", "eks.amazonaws.com/capacityType",
+    }  # fmt: skip

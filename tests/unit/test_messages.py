@@ -25,7 +25,7 @@ def test_the_code_has_messages_and_they_are_found() -> None:
         "scaling.workers: … workers of … each, but … can hold …",
         "…: no such setting (…), …",
         "training.epochs",
-        "the session token has expired; get new credentials",
+        "the bucket does not exist; create it, or correct storage.path",
         "training failed on rank …: …",
     ):
         assert (words in found) is (words != "training.epochs")

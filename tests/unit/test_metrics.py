@@ -106,11 +106,18 @@ def test_scores_of_many_classes_equal_scikit_learn_over_all_rows() -> None:
     assert Scorer(CLASSIFICATION, "text-classification", 77).compute(chosen, wanted) == scores
 
 
-def test_f1_of_a_class_that_never_occurs_is_zero_without_a_warning() -> None:
-    scorer = Scorer(CLASSIFICATION, "text-classification", 3)
-    assert scorer.compute(logits(0, 1, 0, 1), np.array([0, 1, 0, 1])) == pytest.approx(
-        {"accuracy": 1, "f1": 2 / 3, "precision": 2 / 3, "recall": 2 / 3, "matthews_correlation": 1}
-    )
+def test_f1_of_a_class_that_never_occurs_is_as_scikit_learn_has_it_without_a_warning() -> None:
+    scorer = Scorer(CLASSIFICATION, "text-classification", 4)
+    # Of four classes, 3 has neither rows nor predictions: it is left out. 2 is predicted and has no rows: it counts 0.
+    wanted, found = np.array([0, 1, 0, 1]), np.array([0, 1, 0, 2])
+    scores = scorer.compute(found, wanted)
+    assert scores["f1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
+    assert scores["precision"] == pytest.approx((1 + 1 + 0) / 3)
+    assert scores["recall"] == pytest.approx((1 + 1 / 2 + 0) / 3)
+    for name, score in (("f1", metrics.f1_score), ("recall", metrics.recall_score)):
+        assert scores[name] == score(wanted, found, average="macro", zero_division=0)
+    assert scorer.compute(logits(0, 1, 0, 1), np.array([0, 1, 0, 1])) == pytest.approx(dict.fromkeys(CLASSIFICATION, 1))
+    # Where all rows are of class 0, there is nothing of class 1 to find.
     binary = Scorer(CLASSIFICATION, "text-classification", 2)
     assert binary.compute(np.array([0, 0]), np.array([0, 0])) == {
         "accuracy": 1, "f1": 0, "precision": 0, "recall": 0, "matthews_correlation": 0
@@ -303,3 +310,26 @@ def test_modules_load_offline_in_several_processes_with_a_home_that_cannot_be_wr
 def test_a_module_that_is_not_on_this_machine_is_said(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no module file on this machine"):
         Scorer([str(tmp_path / "gone.py")], "text-classification", 2)
+
+
+# What the model's outputs become
+
+
+@pytest.mark.parametrize("task", ["text-classification", "regression", "multi-label"])
+def test_bf16_logits_give_losses_and_numbers_in_float32(task: Task) -> None:
+    import torch
+
+    from pipeline.tasks import predictions, row_losses
+
+    random = torch.Generator().manual_seed(0)
+    outputs = torch.randn(6, 1 if task == "regression" else 3, generator=random).to(torch.bfloat16)
+    labels = {
+        "text-classification": torch.tensor([0, 1, 2, 0, 1, 2]), "regression": torch.linspace(-1, 1, 6),
+        "multi-label": torch.ones(6, 3),
+    }[task]  # fmt: skip
+    losses, found = row_losses(task, outputs, labels), predictions(task, outputs)
+    assert losses.dtype == torch.float32
+    # What bf16 holds is exact in float32, so that nothing more is lost after the model.
+    assert torch.equal(losses, row_losses(task, outputs.float(), labels))
+    assert found.dtype == (torch.float32 if task == "regression" else torch.int64)
+    assert found.cpu().numpy().shape == ((6, 3) if task == "multi-label" else (6,))

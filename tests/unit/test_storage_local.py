@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import Storage
+from pipeline.cluster import Capacity, problems
+from pipeline.config import Config, Storage
 from pipeline.errors import StorageError, UserError
 from pipeline.probe import probe
 from pipeline.s3 import settings_of
@@ -59,6 +60,16 @@ def test_a_relative_folder_becomes_absolute(tmp_path: Path, monkeypatch: pytest.
         ("gs://bucket/x", "scheme 'gs'; allowed: s3://bucket/prefix, file:///folder, or a folder"),
         ("s3a://bucket/x", "scheme 's3a'; allowed: s3://"),
         ("s3://bucket/a/../b", "'.' or '..'"),
+        ("s3://a..b/x", "bucket name 'a..b'"),
+        ("s3://192.168.0.1/x", "is no IP address"),
+        ("s3://bucket-/x", "begins and ends with a letter or digit"),
+        ("s3:/bucket/x", "lacks '//' after 's3:'; write s3://bucket/prefix"),
+        ("file:/mnt/x", "lacks '//' after 'file:'"),
+        ("s3://bucket/x\n", "white space around it"),
+        (" s3://bucket/x", "white space around it"),
+        ("https://bucket.s3.amazonaws.com/x", "scheme 'https'; allowed: s3://bucket/prefix"),
+        ("s3://bucket/x?endpoint_override=", "endpoint_override in the query string is empty"),
+        ("s3://bucket/x?scheme=http", "scheme in the query string needs endpoint_override=host:port beside it"),
         ("file://server/x", "names the host 'server'"),
         ("s3://bucket/x?endpoint=host", "query string has 'endpoint'; allowed: endpoint_override, scheme, region"),
         ("s3://bucket/x?scheme=ftp", "allowed: http, https"),
@@ -119,7 +130,12 @@ def test_the_endpoint_is_taken_in_the_documented_order(tmp_path: Path, monkeypat
     ("fields", "expected"),
     [
         ({"endpoint_url": "minio:9000"}, "'minio:9000' has no scheme; write http://minio:9000 or https://minio:9000"),
-        ({"endpoint_url": "ftp://minio"}, "must be http://host:port or https://host:port"),
+        ({"endpoint_url": "ftp://minio"}, "has the scheme 'ftp'; must be http://host:port or https://host:port"),
+        ({"endpoint_url": "http://"}, "has the host ''"),
+        ({"endpoint_url": "http://min io:9000"}, "has the host 'min io'"),
+        ({"endpoint_url": "http://minio:port"}, "has a port that is no number from 1 to 65535"),
+        ({"endpoint_url": "http://minio:99999"}, "has a port that is no number from 1 to 65535"),
+        ({"endpoint_url": "http://minio:9000?region=x"}, "has '?region=x' at its end"),
         ({"endpoint_url": "http://key:hush@minio"}, "holds credentials"),
         ({"ca_bundle": "/nowhere/ca.pem"}, "storage.ca_bundle: '/nowhere/ca.pem' is no file"),
         ({"kms_key_id": "k"}, "needs storage.server_side_encryption: aws:kms"),
@@ -130,6 +146,68 @@ def test_wrong_settings_are_user_errors(fields: dict[str, str], expected: str) -
         open_store(Storage.model_validate({"path": "s3://bucket/p", **fields}))
     assert expected in str(caught.value)
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("minio:9000", "'minio:9000' has no scheme; write http://minio:9000 or https://minio:9000"),
+        ("http://minio:nine", "has a port that is no number"),
+        ("http://key:hush@minio", "holds credentials"),
+    ],
+)
+def test_a_wrong_endpoint_is_told_by_the_variable_that_holds_it(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, expected: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UserError) as caught:
+        open_store(Storage(path="s3://bucket/p"))
+    assert str(caught.value).startswith(f"{name}: ")
+    assert expected in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+def test_an_endpoint_may_have_a_path_or_be_an_ip_address() -> None:
+    for endpoint in (
+        "https://project.supabase.co/storage/v1/s3",
+        "http://[::1]:9000",
+        "http://10.0.0.7",
+        "https://h:1/",
+    ):
+        assert settings_of(Storage(path="s3://b-c/p", endpoint_url=endpoint), 1).endpoint_url == endpoint.rstrip("/")
+
+
+def test_the_region_is_us_east_1_where_none_is_set() -> None:
+    assert settings_of(Storage(path="s3://bucket/p"), 1).region == "us-east-1"
+
+
+TWO_NODES = Capacity(({"CPU": 4.0}, {"CPU": 4.0}), local=False)
+
+
+@pytest.mark.parametrize(
+    ("storage", "environ", "expected"),
+    [
+        ({"path": "/data/runs"}, "", "storage.path: /data/runs is a folder of its own on each of the cluster's 2 n"),
+        ({"path": "/data/runs"}, "", "expected s3://bucket/prefix, or storage.shared=true if all of them mount it"),
+        ({"path": "s3://bucket/x", "endpoint_url": "http://127.0.0.1:9000"}, "",
+         "storage.endpoint_url: http://127.0.0.1:9000 is another machine on each of the cluster's 2 nodes"),
+        ({"path": "s3://bucket/x"}, "http://localhost:9000", "http://localhost:9000 is another machine"),
+        ({"path": "/data/runs", "shared": True}, "", None),
+        ({"path": "s3://bucket/x", "endpoint_url": "http://minio:9000"}, "", None),
+    ],
+)  # fmt: skip
+def test_storage_that_each_node_has_for_itself_is_refused_on_several_nodes(
+    monkeypatch: pytest.MonkeyPatch, storage: dict[str, Any], environ: str, expected: str | None
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", environ)
+    config = Config.model_validate({"storage": storage, "scaling": {"use_gpu": False}})
+    found = problems(config, TWO_NODES)
+    assert len(found) == (0 if expected is None else 1)
+    assert expected is None or expected in found[0]
+    # One node, or a Ray of this machine, has them all in one place.
+    assert problems(config, Capacity(({"CPU": 8.0},), local=False)) == []
+    assert problems(config, Capacity(({"CPU": 8.0},), local=True)) == []
 
 
 def test_an_unknown_profile_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,6 +307,7 @@ def test_the_probe_of_a_good_folder_leaves_nothing(tmp_path: Path) -> None:
         ("list", None),
         ("write", None),
         ("read", None),
+        ("claim", None),
         ("delete", None),
     ]
     assert list(tmp_path.iterdir()) == []

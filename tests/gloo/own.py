@@ -1,0 +1,77 @@
+"""Train functions for tests/gloo/test_custom.py."""
+
+from typing import Any
+
+import torch
+
+from pipeline import Context
+
+
+def as_built_in(context: Context) -> None:
+    """The built-in loop, written down with what the context gives."""
+    model = context.model()
+    optimizer = context.optimizer(model)
+    model, optimizer, scheduler = context.prepare(model, optimizer, context.scheduler(optimizer))
+    for epoch in context.epochs():
+        model.train()
+        for batch in context.train:
+            norm = torch.zeros(())
+            with context.accumulate(model, batch):
+                loss = model(**batch).loss * batch.share
+                context.accelerator.backward(loss)
+                if context.accelerator.sync_gradients:
+                    norm = context.accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            context.log(loss=loss, grad_norm=norm)
+        context.extra["epochs"] = [*context.extra.get("epochs", []), epoch]
+        model.eval()
+        losses, right, rows = torch.zeros(()), 0, 0
+        for batch in context.validation:
+            with torch.no_grad():
+                logits = model(**batch).logits
+            each = torch.nn.functional.cross_entropy(logits, batch["labels"], reduction="none")
+            each, found, wanted = context.gather(batch, each, logits.argmax(-1), batch["labels"])
+            losses, right, rows = losses + each.sum(), right + int((found == wanted).sum()), rows + len(wanted)
+        context.evaluated({"loss": losses / rows, "accuracy": right / rows})
+
+
+def without_prepare(context: Context) -> None:
+    """Never calls `prepare`."""
+    context.model()
+
+
+def leaves_a_step_unfinished(context: Context) -> None:
+    """Breaks out of the loop at a micro-batch that does not end a step."""
+    model = context.model()
+    optimizer = context.optimizer(model)
+    context.prepare(model, optimizer, context.scheduler(optimizer))
+    for _ in context.epochs():
+        for batch in context.train:
+            if not batch.ends_step:
+                break
+        next(iter(context.train))
+
+
+def stops_after_three_steps(context: Context) -> None:
+    """Takes three steps and returns."""
+    model = context.model()
+    optimizer = context.optimizer(model)
+    model, optimizer, scheduler = context.prepare(model, optimizer, context.scheduler(optimizer))
+    for batch in context.train:
+        loss = model(**batch).loss * batch.share
+        context.accelerator.backward(loss)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        context.log(loss=loss)
+        if context.step == 3:
+            return
+
+
+number = 3
+
+
+def of_two(context: Context, other: Any) -> None:
+    """Takes more than a context."""

@@ -1,0 +1,175 @@
+"""A train function of the user's own: the numbers of the built-in loop, resumable, refused where it is wrong."""
+
+import difflib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.custom import resolve
+from pipeline.errors import UserError
+from pipeline.settings import load
+from tests.gloo import cases
+from tests.gloo.test_numbers import ABSOLUTE, RELATIVE, train
+from tests.gloo.world import World
+
+pytestmark = pytest.mark.timeout(900)
+REPOSITORY = Path(__file__).parents[2]
+Worlds = Callable[[int], World]
+Job = Callable[..., Any]
+TRAINING = {"global_batch_size": 24, "batch_size_per_worker": 5, "epochs": 2, "learning_rate": 1e-3}
+
+
+def own(world: World, job: tuple[Any, Any], **more: Any) -> list[dict[str, Any]]:
+    config, facts = job
+    return world.run(cases.own, config=config.model_dump(mode="json"), facts=facts.to_json(), **more)
+
+
+def address(name: str) -> dict[str, object]:
+    return {"train_func": f"tests.gloo.own:{name}"}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_function_that_does_what_the_built_in_loop_does_gets_its_numbers(
+    world: Worlds, job: Job, workers: int
+) -> None:
+    # Micro-batches of at most 5 of 24 rows: accumulated, and spread unevenly.
+    built_in = train(world(workers), job(training=TRAINING))[0]
+    results = own(world(workers), job(training=TRAINING, run=address("as_built_in")))
+    for name in ("step", "epoch", "learning_rate", "padding_ratio"):
+        assert [line[name] for line in results[0]["steps"]] == [line[name] for line in built_in["steps"]]
+    for name in ("loss", "grad_norm"):
+        found, expected = ([line[name] for line in lines] for lines in (results[0]["steps"], built_in["steps"]))
+        np.testing.assert_allclose(found, expected, rtol=2e-3, atol=ABSOLUTE)
+    assert sorted(row for result in results for row in result["rows"]) == sorted([*range(211), *range(211)])
+    for found, expected in zip(results[0]["history"], built_in["history"], strict=True):
+        assert (found["step"], found["eval_rows"]) == (expected["step"], expected["eval_rows"])
+        assert found["eval_loss"] == pytest.approx(expected["eval_loss"], rel=RELATIVE)
+        assert found["eval_accuracy"] == pytest.approx(expected["eval_accuracy"], abs=0.011)  # a row of 101
+    assert results[0]["final_rate"] == 0.0
+    waiting, stepping = results[0]["clock"]
+    assert 0 < waiting < stepping
+
+
+def test_it_resumes_in_the_middle_of_an_epoch_with_what_it_has_kept(world: Worlds, job: Job, tmp_path: Path) -> None:
+    training = {**TRAINING, "epochs": 3}
+    made = job(training=training, run=address("as_built_in"), checkpoint={"every": 5})
+    unbroken = own(world(2), made, folder=str(tmp_path))[0]
+    # 211 rows in batches of 24 are 9 steps an epoch: step 15 is inside the second.
+    resumed = own(world(2), made, resume=str(tmp_path / "step-15"))[0]
+    assert resumed["first"] == 15
+    assert [line["step"] for line in resumed["steps"]] == list(range(16, 28))
+    for name in ("loss", "learning_rate"):
+        assert [line[name] for line in resumed["steps"]] == [line[name] for line in unbroken["steps"][15:]]
+    assert resumed["print"] == unbroken["print"]
+    assert [entry["step"] for entry in resumed["history"]] == [9, 18, 27]
+    assert resumed["state"]["extra"]["own"] == {"epochs": [0, 1, 2]}
+
+
+def test_checkpoints_are_saved_when_due_with_the_evaluation_of_their_step_in_them(
+    world: Worlds, job: Job, tmp_path: Path
+) -> None:
+    import json
+
+    made = job(training=TRAINING, run=address("as_built_in"), checkpoint={"every": "epoch"})
+    own(world(1), made, folder=str(tmp_path))
+    states = {path.name: json.loads((path / "state.json").read_text()) for path in tmp_path.iterdir()}
+    assert set(states) == {"step-9", "step-18"}
+    assert [entry["step"] for entry in states["step-9"]["history"]] == [9]
+    assert not states["step-18"]["stopped_early"]
+
+
+def test_a_function_that_returns_early_ends_the_run_there_with_a_checkpoint(
+    world: Worlds, job: Job, tmp_path: Path
+) -> None:
+    result = own(
+        world(1), job(training={**TRAINING, "batch_size_per_worker": 24}, run=address("stops_after_three_steps")),
+        folder=str(tmp_path),
+    )[0]  # fmt: skip
+    assert result["state"]["step"] == 3
+    assert result["state"]["stopped_early"]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("without_prepare", "returned without a step of context.train"),
+        ("leaves_a_step_unfinished", "left in the middle of an optimizer step"),
+    ],
+)
+def test_a_function_that_cannot_be_right_is_stopped_with_words(world: Worlds, job: Job, name: str, words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        own(world(1), job(training=TRAINING, run=address(name)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("tests.gloo.nowhere:train", "ModuleNotFoundError: No module named 'tests.gloo.nowhere'"),
+        ("tests.gloo.own:nothing", "tests.gloo.own has no nothing"),
+        ("tests.gloo.own:number", "number is int and does not take one"),
+        ("tests.gloo.own:of_two", "of_two is function and does not take one"),
+    ],
+)
+def test_a_wrong_address_is_refused_with_field_value_and_what_is_expected(wrong: str, words: str) -> None:
+    with pytest.raises(UserError) as error:
+        resolve(wrong)
+    (line,) = error.value.problems
+    assert line.startswith(f"run.train_func: found {wrong!r}, expected package.module:function")
+    assert line.endswith(words)
+
+
+def test_an_address_without_a_colon_is_refused_with_the_configuration() -> None:
+    with pytest.raises(
+        UserError, match=r"run\.train_func: found 'my_project\.train' .*expected package\.module:function"
+    ):
+        load(None, ["run.train_func=my_project.train"], {})
+
+
+def test_the_example_resolves_for_both_engines_and_trains(world: Worlds, job: Job, tmp_path: Path) -> None:
+    examples = {
+        engine: load(str(REPOSITORY / "examples" / f"own-loop-{engine}.yaml"), [], {}) for engine in ("ray", "torch")
+    }
+    assert {engine: config.data.engine for engine, config in examples.items()} == {"ray": "ray", "torch": "torch"}
+    made = job(
+        run={"train_func": examples["torch"].run.train_func},
+        model={"config": {"num_hidden_layers": 2}, "from_scratch": False},
+        training={**TRAINING, "epochs": 2, "learning_rate": 2e-3, "batch_size_per_worker": 12},
+        metrics={"best": examples["torch"].metrics.best},
+    )
+    result = own(world(2), made, folder=str(tmp_path))[0]
+    found = [entry["eval_accuracy"] for entry in result["history"]]
+    assert len(found) == 2
+    assert max(found) > 0.7
+    assert result["state"]["best"] == max(found)
+
+
+def test_the_plain_script_of_the_example_runs_and_differs_in_a_handful_of_lines(job: Job, tmp_path: Path) -> None:
+    from transformers import BertConfig, BertModel
+
+    from pipeline.config import Model, Storage
+    from pipeline.model import load_tokenizer
+    from tests.gloo.conftest import TINY
+
+    tokenizer = load_tokenizer(Model(), Storage())
+    BertModel(BertConfig(vocab_size=len(tokenizer), **TINY)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    data = job()[0].data
+    environ = {**os.environ, "ACCELERATE_USE_CPU": "true", "HF_HOME": str(tmp_path), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [sys.executable, "examples/plain_accelerate.py", str(tmp_path / "model"), data.train, data.validation],
+        check=False, cwd=REPOSITORY, env=environ, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "of 101 rows" in done.stdout
+
+    plain, brought = ((REPOSITORY / "examples" / name).read_text() for name in ("plain_accelerate.py", "own_loop.py"))
+    before, after = (text[text.index("model = ") :].splitlines() for text in (plain, brought))
+    added = [line for line in difflib.ndiff(before, after) if line.startswith("+ ")]
+    assert len(added) <= 12

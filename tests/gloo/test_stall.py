@@ -1,0 +1,50 @@
+"""A rank that is held up does not hold up the others for ever: the run ends, and says which rank, where and when."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gloo import stalls
+from tests.gloo.world import World
+
+pytestmark = pytest.mark.timeout(600)
+Job = Callable[..., Any]
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[World]:
+    """Two processes of their own, since some of them do not survive."""
+    world = World(2, str(tmp_path))
+    yield world
+    world.close()
+
+
+def train(two: World, job: Job, folder: Path, held_up: str, **run: float) -> list[tuple[str, Any]]:
+    config, facts = job(rows=120, training={"epochs": 2, "batch_size_per_worker": 8}, run=run)
+    return two.outcomes(
+        stalls.train, config=config.model_dump(mode="json"), facts=facts.to_json(), board=str(folder), held_up=held_up
+    )
+
+
+def test_a_data_loader_that_stalls_ends_its_worker_which_says_so(two: World, job: Job, tmp_path: Path) -> None:
+    outcomes = train(two, job, tmp_path, "loader", stall_timeout_s=6, collective_timeout_s=300)
+    assert outcomes[1] == ("ended", 70)
+    words = (tmp_path / "failed-1").read_text()
+    assert words.startswith("rank 1 has stood still for 6 s at step 3, waiting for a batch; ")
+    # The other rank waits for the gradients of this one. It ends because of it, the one way or the other.
+    assert outcomes[0][0] in ("raised", "ended")
+    assert "rank 0 at step 3, forward and backward" in words or "rank 0" in str(outcomes[0][1])
+
+
+def test_a_collective_that_does_not_return_ends_with_the_rank_the_step_and_who_is_missing(
+    two: World, job: Job, tmp_path: Path
+) -> None:
+    outcomes = train(two, job, tmp_path, "loader", stall_timeout_s=40, collective_timeout_s=8)
+    status, words = outcomes[0]
+    assert status == "raised"
+    last = words.strip().splitlines()[-1]
+    assert last.startswith("pipeline.errors.WorkerFailed: rank 0 at step 3, forward and backward: ")
+    assert "imed out" in last
+    assert last.endswith("; rank 1 at step 3, waiting for a batch")
