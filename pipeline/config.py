@@ -156,8 +156,8 @@ class Metrics(Section):
     names: list[str] | None = Field(
         None,
         description="`accuracy`, `f1`, `precision`, `recall`, `matthews_correlation`, `pearson`, `spearman`, `mse`, "
-        "`mae`, a GLUE task as `glue/mrpc`, or the path of an `evaluate` module. By default what fits the task. Of more "
-        "than two classes `f1`, `precision` and `recall` are the mean over those that occur in rows or predictions.",
+        "`mae`, a GLUE task as `glue/mrpc`, or the path of an `evaluate` module. By default what fits the task. "
+        "Of more than two classes `f1`, `precision` and `recall` are the mean over those in rows or predictions.",
     )
     best: str | None = Field(None, description="The metric that chooses the best checkpoint; the first of `names`.")
     mode: Literal["max", "min"] | None = Field(None, description="Whether more or less is better; known for ours.")
