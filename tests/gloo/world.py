@@ -76,21 +76,22 @@ class World:
         for process in self._processes:
             process.kill()
 
-    def outcomes(self, case: Callable[..., Any], **arguments: Any) -> list[tuple[str, Any]]:
-        """What becomes of `case` on each rank: `returned` and what, `raised` and what, `ended` and the exit status."""
+    def begin(self, case: Callable[..., Any], **arguments: Any) -> list[int]:
+        """Start `case` on each rank, for `outcome` to wait for; the process numbers by rank."""
         for pipe in self._pipes:
             pipe.send((case.__module__, case.__name__, arguments))
-        found: list[tuple[str, Any]] = []
-        for pipe, process in zip(self._pipes, self._processes, strict=True):
-            if not pipe.poll(DEADLINE_S):
-                raise TimeoutError(f"{case.__name__} did not end within {DEADLINE_S:g} s")
-            try:
-                problem, result = pipe.recv()
-                found.append(("raised", problem) if problem else ("returned", result))
-            except EOFError:
-                process.join(timeout=10)
-                found.append(("ended", process.exitcode))
-        return found
+        return [process.pid or 0 for process in self._processes]
+
+    def outcome(self, rank: int) -> tuple[str, Any]:
+        """What became of a case on a rank: `returned` and what, `raised` and what, or `ended` and the exit status."""
+        if not self._pipes[rank].poll(DEADLINE_S):
+            raise TimeoutError(f"rank {rank} did not end within {DEADLINE_S:g} s")
+        try:
+            problem, result = self._pipes[rank].recv()
+        except EOFError:
+            self._processes[rank].join(timeout=10)
+            return "ended", self._processes[rank].exitcode
+        return ("raised", problem) if problem else ("returned", result)
 
     def close(self) -> None:
         """End the processes."""
