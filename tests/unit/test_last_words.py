@@ -2,7 +2,8 @@
 
 import pytest
 
-from pipeline.launch import _Board, _cause
+from pipeline.launch import _cause
+from pipeline.progress import LatestValues
 
 
 class Failed(Exception):
@@ -29,7 +30,7 @@ def test_the_cause_is_the_last_line_of_the_first_rank_that_failed(said: str, exp
 
 
 def test_last_words_are_those_of_the_last_attempt() -> None:
-    board = _Board()
+    board = LatestValues()
     board.begins(0)
     board.begins(1)
     board.stands(0, "at step 3, forward and backward")
