@@ -95,14 +95,22 @@ def _logits(model: Any, tokenizer: Any, text: str | None) -> Any:
 
 
 def own(
-    config: dict[str, Any], facts: dict[str, Any], folder: str | None = None, resume: str | None = None
+    config: dict[str, Any],
+    facts: dict[str, Any],
+    folder: str | None = None,
+    resume: str | None = None,
+    module_in: str | None = None,
 ) -> dict[str, Any]:
-    """Train by `run.train_func`, as a worker does."""
+    """Train by `run.train_func`, as a worker does; its module may lie in the folder `module_in`."""
+    import sys
+
     from pipeline import custom
     from pipeline.model import load_tokenizer
 
     job, found = Config.model_validate(config), Facts.from_json(facts)
     assert job.run.train_func is not None
+    if module_in is not None:
+        sys.path.insert(0, module_in)
     function = custom.resolve(job.run.train_func)
     accelerator = strategy.accelerator(job, torch.device("cpu"))
     tokenizer = load_tokenizer(job.model, job.storage)
