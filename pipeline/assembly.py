@@ -1,12 +1,14 @@
 """From configuration to the parts of a loop: model, optimizer, schedule, batches, all prepared by Accelerate."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from pipeline import lora, schedule, strategy, tasks
+from pipeline.checkpoint import Training
 from pipeline.config import Config
 from pipeline.data.batch import Collate
 from pipeline.data.engine import Batches, Index, total_steps
@@ -15,25 +17,21 @@ from pipeline.errors import RunError
 from pipeline.loop import Parts, Run, State
 from pipeline.metrics import Scorer, best_of, names_of
 from pipeline.model import load_model, load_tokenizer
+from pipeline.strategy.pieces import Piece, holding
 
 # Tensor cores of GPUs want lengths that are multiples of it.
 GPU_MULTIPLE = 8
 
 
-@dataclass(frozen=True)
-class Trainee:
-    """Model and optimizer as they are before `prepare()`, which is when a checkpoint is put into them."""
+def training(config: Config, facts: Facts, accelerator: Any) -> Training:
+    """Load model and tokenizer, and prepare model and optimizer as the strategy trains them.
 
-    model: torch.nn.Module
-    optimizer: torch.optim.Optimizer
-    tokenizer: Any
-
-
-def trainee(config: Config, facts: Facts, accelerator: Any) -> Trainee:
-    """Load model and tokenizer, and build the optimizer."""
+    Raises:
+        RunError: what was asked for is not what `prepare()` has made active.
+    """
     tokenizer = load_tokenizer(config.model, config.storage)
     made = model(config, facts.labels, accelerator)
-    return Trainee(made, optimizer(config, made), tokenizer)
+    return prepared(config, accelerator, made, optimizer(config, made), tokenizer)
 
 
 def model(config: Config, labels: list[str], accelerator: Any) -> Any:
@@ -55,8 +53,20 @@ def model(config: Config, labels: list[str], accelerator: Any) -> Any:
 
 def optimizer(config: Config, model: torch.nn.Module) -> torch.optim.Optimizer:
     """AdamW over what is trained of the model."""
-    training = config.training
-    return torch.optim.AdamW(_groups(model, training.weight_decay), lr=training.learning_rate)
+    return strategy.adamw(config, _groups(model, config.training.weight_decay))
+
+
+def prepared(config: Config, accelerator: Any, model: Any, optimizer: Any, tokenizer: Any) -> Training:
+    """Model and optimizer as the strategy trains them, before a checkpoint is put into them.
+
+    Raises:
+        RunError: the strategy asked for is not the active one, or a language model sees what it must not.
+    """
+    made, optimizer = strategy.prepare(config, accelerator, model, optimizer)
+    strategy.prove_active(config, accelerator, made)
+    if config.model.task == "causal-lm":
+        tasks.prove_causal(made, accelerator.device, config.data.packing)
+    return Training.of(config, accelerator, made, optimizer, tokenizer)
 
 
 def _groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -87,27 +97,23 @@ def batches(
 
 
 def parts(
-    config: Config, facts: Facts, accelerator: Any, trainee: Trainee, batches: Batches, state: State, run: Run
+    config: Config, facts: Facts, accelerator: Any, training: Training, batches: Batches, state: State, run: Run
 ) -> Parts:
-    """Build the schedule for all steps of the run, from the step of `state` on, and prepare everything.
-
-    Raises:
-        RunError: the strategy asked for is not the one that `prepare()` has made active.
-    """
+    """Build the schedule for all steps of the run, from the step of `state` on, and put all parts together."""
     steps = total_steps(config, batches.plan)
-    training = config.training
+    how = config.training
     scheduler = schedule.build(
-        trainee.optimizer, steps, training.warmup_ratio, training.lr_scheduler, min(state.step, steps)
+        innermost(training.optimizer), steps, how.warmup_ratio, how.lr_scheduler, min(state.step, steps)
     )
-    model, optimizer, scheduler = accelerator.prepare(trainee.model, trainee.optimizer, scheduler)
-    prove(config, accelerator, model)
+    # The optimizer has been prepared before: a checkpoint is put into what `prepare()` gave.
+    scheduler = accelerator.prepare(scheduler)
     names = names_of(config.metrics, config.model.task)
     main = accelerator.is_main_process
     return Parts(
         config=config,
         accelerator=accelerator,
-        model=model,
-        optimizer=optimizer,
+        model=training.model,
+        optimizer=training.optimizer,
         scheduler=scheduler,
         batches=batches,
         steps=steps,
@@ -120,34 +126,33 @@ def parts(
     )
 
 
-def prove(config: Config, accelerator: Any, model: torch.nn.Module) -> None:
-    """After `prepare()`: the strategy is active, and a language model reads documents as their loss needs it.
-
-    Raises:
-        RunError: that is not so.
-    """
-    strategy.prove_active(accelerator, model)
-    if config.model.task == "causal-lm":
-        tasks.prove_causal(model, accelerator.device, config.data.packing)
+def innermost(optimizer: Any) -> Any:
+    """The optimizer that takes the steps; Accelerate and DeepSpeed wrap it, and share its groups' learning rates."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
-def fingerprint(model: torch.nn.Module) -> str:
-    """sha256 over all parameters, in order."""
+def fingerprint(pieces: Iterable[Piece]) -> str:
+    """sha256 over parameters, in order."""
     found = hashlib.sha256()
-    for parameter in model.parameters():
-        found.update(parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for piece in pieces:
+        found.update(piece.values.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
-def agreed_fingerprint(model: torch.nn.Module) -> str:
-    """The fingerprint that all ranks have; every rank calls it.
+def agreed_fingerprint(training: Training) -> str:
+    """The fingerprint that all ranks have, or that of all their shards; every rank calls it.
 
     Raises:
         RunError: the ranks' parameters differ, so that each has trained a model of its own.
     """
     from accelerate.utils import gather_object
 
-    found = gather_object([fingerprint(model)])
+    held = holding(training.model, training.optimizer)
+    found = gather_object([fingerprint(held.weights())])
+    if held.sharded:
+        return hashlib.sha256("".join(found).encode()).hexdigest()
     if len(set(found)) > 1:
         raise RunError(f"the parameters of the ranks differ after training: {[text[:12] for text in found]}")
     return str(found[0])

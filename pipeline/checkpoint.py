@@ -3,8 +3,10 @@
 A checkpoint is a folder `checkpoint-SSSSSSSS-aNNN` (step, attempt) in the run's folder:
 
     config.json, model.safetensors, tokenizer files   what from_pretrained loads
-    optimizer.safetensors, optimizer.json             moments by parameter name; settings of each group
-    scheduler.json, scaler.json (fp16), state.json    position, history, best
+    optimizer.safetensors                             moments by parameter name
+    weights/, moments/, shards/                       instead of the two, where ranks shard: pipeline/shards.py
+    trained.safetensors, base.json                    instead of the model, of a run with adapters: pipeline/lora.py
+    scaler.json (fp16), state.json                    position, history, best
     random/rank-NNNNN.safetensors                     random states of each rank
     parts/rank-NNNNN.json                             what each rank has uploaded, with hashes
     manifest.json                                     all files with size and sha256, written last
@@ -14,21 +16,20 @@ Only a folder with its manifest counts. Nothing in it is unpickled.
 
 import hashlib
 import json
-import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
-import torch
 from safetensors.torch import load_file, save_file
 
-from pipeline import lora
+from pipeline import lora, random_states, shards
+from pipeline.config import Config
 from pipeline.errors import RunError
 from pipeline.storage import Store
+from pipeline.strategy import pieces
 
 NAME = re.compile(r"checkpoint-(\d{8,})-a(\d{3,})")
 MANIFEST = "manifest.json"
@@ -57,129 +58,109 @@ def complete(run: Store) -> list[Name]:
     return sorted(name for name in names if run.exists(f"{name}/{MANIFEST}"))
 
 
-def save(
-    folder: Path,
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scheduler: Any,
-    tokenizer: Any,
-    scaler: Any,
-    state: dict[str, Any],
-    rank: int,
-) -> None:
+@dataclass(frozen=True)
+class Training:
+    """What a checkpoint is made of and put into: prepared by Accelerate, but for the tokenizer.
+
+    `layout`: `full`, rank 0 writes whole tensors, or `sharded`, each rank what it holds.
+    """
+
+    accelerator: Any
+    model: Any
+    optimizer: Any
+    tokenizer: Any
+    layout: Literal["full", "sharded"] = "full"
+
+    @classmethod
+    def of(cls, config: Config, accelerator: Any, model: Any, optimizer: Any, tokenizer: Any) -> "Training":
+        """With the layout that the strategy writes."""
+        full = config.strategy.kind == "fsdp" and config.strategy.state_dict == "full"
+        sharded = pieces.holding(model, optimizer).sharded and not full
+        return cls(accelerator, model, optimizer, tokenizer, "sharded" if sharded else "full")
+
+    @property
+    def module(self) -> Any:
+        """The model itself."""
+        return self.accelerator.unwrap_model(self.model)
+
+
+def save(folder: Path, training: Training, state: dict[str, Any]) -> None:
     """Write this rank's share of the state into `folder`; every rank calls it, rank 0 holds what all have in common."""
+    rank = training.accelerator.process_index
+    held = pieces.holding(training.model, training.optimizer)
     (folder / "random").mkdir(parents=True, exist_ok=True)
-    save_file(_random_state(), folder / "random" / f"rank-{rank:05d}.safetensors")
+    save_file(random_states.states(), folder / "random" / f"rank-{rank:05d}.safetensors")
+    if training.layout == "sharded":
+        shards.write_runs(folder, rank, _own(held.weights(), rank), _own(held.moments(), rank), held.steps())
+        if rank == 0 and not lora.is_adapted(training.module):
+            # As `save_pretrained` notes it; FSDP2 makes a class of its own of each.
+            training.module.config.architectures = [type(training.module).__name__.removeprefix("FSDP")]
+            training.module.config.save_pretrained(folder)
+            if getattr(training.module, "generation_config", None) is not None:
+                training.module.generation_config.save_pretrained(folder)
+    else:
+        weights, moments = held.whole(keep=rank == 0)
+        if rank == 0:
+            if lora.is_adapted(training.module):
+                save_file(weights, folder / lora.TRAINED)
+            else:
+                training.module.save_pretrained(folder, state_dict=weights)
+            shards.write_whole_moments(folder, moments, held.steps())
     if rank:
         return
-    if lora.is_adapted(model):
-        lora.save(folder, model)
-    else:
-        model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    tensors, settings = _optimizer_state(model, optimizer)
-    save_file(tensors, folder / "optimizer.safetensors")
-    _write(folder / "optimizer.json", settings)
-    _write(folder / "scheduler.json", {"last_epoch": scheduler.state_dict()["last_epoch"]})
+    if lora.is_adapted(training.module):
+        lora.describe(folder, training.module)
+    training.tokenizer.save_pretrained(folder)
+    scaler = _scaler(training)
     if scaler is not None:
-        _write(folder / "scaler.json", scaler.state_dict())
+        _write(folder / "scaler.json", scaler)
     _write(folder / "state.json", state)
 
 
-def load(
-    folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, scaler: Any, rank: int, world_size: int
-) -> dict[str, Any]:
-    """Put the state of `folder` into model and optimizer, and give back what `state.json` holds.
+def _own(found: Iterable[pieces.Piece], rank: int) -> Iterator[pieces.Piece]:
+    """Without what every rank holds, but on rank 0."""
+    for piece in found:
+        if rank == 0 or not piece.common:
+            yield piece
+
+
+def load(folder: Path, training: Training) -> dict[str, Any]:
+    """Put the state of `folder` into model and optimizer, and give back what `state.json` holds; every rank calls it.
 
     Random states are taken over if the world has the size it had; otherwise those of a fresh start stay.
+
+    Raises:
+        RunError: the checkpoint is not one of this model.
     """
-    if lora.is_adapted(model):
-        lora.load(folder, model)
-    else:
-        _load_model(folder, model)
-    _restore_optimizer(model, optimizer, load_file(folder / "optimizer.safetensors"), _read(folder / "optimizer.json"))
-    if scaler is not None and (folder / "scaler.json").exists():
-        scaler.load_state_dict(_read(folder / "scaler.json"))
-    if len(list((folder / "random").iterdir())) == world_size:
-        _restore_random(load_file(folder / "random" / f"rank-{rank:05d}.safetensors"))
+    rank, size = training.accelerator.process_index, training.accelerator.num_processes
+    held = pieces.holding(training.model, training.optimizer)
+    if lora.is_adapted(training.module):
+        lora.check_base(folder, training.module)
+    with shards.Reader(folder) as reader:
+        held.fill(reader)
+    if (folder / "scaler.json").exists():
+        _restore_scaler(training, _read(folder / "scaler.json"))
+    if len(list((folder / "random").iterdir())) == size:
+        random_states.restore(load_file(folder / "random" / f"rank-{rank:05d}.safetensors"))
     state: dict[str, Any] = _read(folder / "state.json")
     return state
 
 
-def _load_model(folder: Path, model: torch.nn.Module) -> None:
-    weights = load_file(folder / "model.safetensors")
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    tied = set(getattr(model, "_tied_weights_keys", None) or ())
-    if unexpected or [name for name in missing if name not in tied]:
-        raise RunError(
-            f"checkpoint {folder.name}: parameters {sorted([*missing, *unexpected])[:3]} do not fit the model"
-        )
+def _scaler(training: Training) -> dict[str, Any] | None:
+    """How far the loss is scaled up in fp16, by torch's scaler or DeepSpeed's."""
+    if training.accelerator.scaler is not None:
+        return dict(training.accelerator.scaler.state_dict())
+    scaler = getattr(getattr(training.model, "optimizer", None), "loss_scaler", None)
+    if scaler is None:
+        return None
+    return {key: value for key, value in vars(scaler).items() if isinstance(value, bool | int | float | None)}
 
 
-def _optimizer_state(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    tensors = {
-        f"{names[id(parameter)]}::{key}": value.detach().cpu().contiguous()
-        for parameter, values in optimizer.state.items()
-        for key, value in values.items()
-    }
-    settings = [
-        {key: value for key, value in group.items() if key != "params" and _is_plain(value)}
-        for group in optimizer.param_groups
-    ]
-    return tensors, settings
-
-
-def _is_plain(value: Any) -> bool:
-    return (
-        value is None
-        or isinstance(value, bool | int | float | str)
-        or (isinstance(value, tuple | list) and all(_is_plain(item) for item in value))
-    )
-
-
-def _restore_optimizer(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    tensors: dict[str, torch.Tensor],
-    settings: list[dict[str, Any]],
-) -> None:
-    parameters = dict(model.named_parameters())
-    for key, value in tensors.items():
-        name, field = key.rsplit("::", 1)
-        parameter = parameters[name]
-        # AdamW keeps its step counter on the CPU; moments live where the parameter does.
-        optimizer.state[parameter][field] = value if field == "step" else value.to(parameter.device)
-    for group, saved in zip(optimizer.param_groups, settings, strict=True):
-        group.update({key: tuple(value) if isinstance(value, list) else value for key, value in saved.items()})
-
-
-def _random_state() -> dict[str, torch.Tensor]:
-    version, numbers, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # noqa: NPY002
-    assert version == 3 and kind == "MT19937"
-    tensors = {
-        "python": torch.tensor(numbers, dtype=torch.int64),
-        "python_gauss": torch.tensor([] if gauss is None else [gauss], dtype=torch.float64),
-        "numpy": torch.from_numpy(np.asarray(keys, np.int64).copy()),
-        "numpy_rest": torch.tensor([position, has_gauss, cached], dtype=torch.float64),
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        tensors["cuda"] = torch.cuda.get_rng_state()
-    return tensors
-
-
-def _restore_random(tensors: dict[str, torch.Tensor]) -> None:
-    random.setstate((3, tuple(tensors["python"].tolist()), next(iter(tensors["python_gauss"].tolist()), None)))
-    position, has_gauss, cached = tensors["numpy_rest"].tolist()
-    keys = tensors["numpy"].numpy().astype(np.uint32)
-    np.random.set_state(("MT19937", keys, int(position), int(has_gauss), cached))  # noqa: NPY002
-    torch.set_rng_state(tensors["torch"])
-    if "cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors["cuda"])
+def _restore_scaler(training: Training, values: dict[str, Any]) -> None:
+    if training.accelerator.scaler is not None:
+        training.accelerator.scaler.load_state_dict(values)
+    else:
+        vars(training.model.optimizer.loss_scaler).update(values)
 
 
 def _write(path: Path, value: Any) -> None:
@@ -236,12 +217,18 @@ def upload(
         if waiting:
             time.sleep(0.2)
     still_current()
-    manifest = {"format": 1, "name": str(name), "world_size": world_size, "files": merged, **facts}
-    target.write(MANIFEST, json.dumps(manifest, indent=1, sort_keys=True).encode())
+    written = {"format": 1, "name": str(name), "world_size": world_size, "files": merged, **facts}
+    target.write(MANIFEST, json.dumps(written, indent=1, sort_keys=True).encode())
 
 
 def _part(rank: int) -> str:
     return f"parts/rank-{rank:05d}.json"
+
+
+def manifest(run: Store, name: Name | str) -> dict[str, Any]:
+    """What a complete checkpoint's manifest says."""
+    found: dict[str, Any] = json.loads(run.child(str(name)).read(MANIFEST))
+    return found
 
 
 def download(
@@ -252,9 +239,8 @@ def download(
     Raises:
         RunError: a file is not the one that was saved.
     """
-    source = run.child(str(name))
-    manifest: dict[str, Any] = json.loads(source.read(MANIFEST))
-    for relative, expected in manifest["files"].items():
+    source, found = run.child(str(name)), manifest(run, name)
+    for relative, expected in found["files"].items():
         if not wanted(relative):
             continue
         path = folder / relative
@@ -264,4 +250,4 @@ def download(
         source.download(relative, path)
         if digest(path) != expected["sha256"]:
             raise RunError(f"{name}/{relative}: its sha256 is not that of the manifest; the file was changed or cut")
-    return manifest
+    return found

@@ -105,7 +105,7 @@ def problems(config: Config, capacity: Capacity) -> list[str]:
                 f"scaling.workers: {workers} workers of {words} each and {DATA_CPUS:g} CPU for Ray Data are {needed:g} "
                 f"CPUs, but {capacity.describe()}; take fewer workers or data.engine=torch"
             )
-    if config.training.mixed_precision == "fp16" and not use_gpu:
+    if config.training.mixed_precision == "fp16" and not use_gpu and config.strategy.kind != "deepspeed":
         found.append("training.mixed_precision: fp16 needs a GPU, and this job runs on CPUs; expected no or bf16")
     return found
 

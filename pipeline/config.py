@@ -7,18 +7,15 @@ command line into them is `pipeline/settings.py`.
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from pipeline.section import Section
+from pipeline.strategy_config import Strategy
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Task = Literal["text-classification", "regression", "multi-label", "causal-lm"]
 TRAIN_FUNC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-
-class Section(BaseModel):
-    """Base of all sections: frozen, unknown keys refused, infinite numbers refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
 
 class Run(Section):
@@ -174,12 +171,6 @@ class Training(Section):
         return value
 
 
-class Strategy(Section):
-    """How the model is spread over the workers."""
-
-    kind: Literal["ddp"] = Field("ddp", description="`ddp`: a full copy on each worker.")
-
-
 class Metrics(Section):
     """What is measured on the validation rows."""
 
@@ -273,4 +264,11 @@ class Config(Section):
             raise ValueError("training.early_stopping_patience: needs data.validation, which is not given")
         if training.class_weights is not None and self.model.task != "text-classification":
             raise ValueError(f"training.class_weights: only for text-classification, not for {self.model.task}")
+        return self
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> "Config":
+        problems = self.strategy.problems()
+        if problems:
+            raise ValueError(*problems)
         return self

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic.fields import FieldInfo
 
-from pipeline.config import Config, Section
+from pipeline.config import Config
+from pipeline.section import Section
 
 Name = tuple[str, ...]
 

@@ -17,6 +17,7 @@ from pipeline.progress import Display
 from pipeline.result import Result, versions
 from pipeline.run import METRICS, RunFolder
 from pipeline.storage import resolve
+from pipeline.strategy.files import problems as strategy_problems
 from pipeline.worker import Job, train_loop_per_worker
 
 LOGGER = logging.getLogger("pipeline")
@@ -43,7 +44,7 @@ def check(config: Config) -> list[Check]:
             capacity = cluster.local_capacity()
         else:
             capacity = stack.enter_context(cluster.connected(config))
-        checks, _ = preflight(config, lambda: (capacity.describe(), cluster.problems(config, capacity)))
+        checks, _ = preflight(config, lambda found: _capacity(found, capacity))
         return checks.rows
 
 
@@ -59,7 +60,7 @@ def train(config: Config) -> Result:
         config = _with_storage(config, stack)
         remote = cluster.address() is not None
         capacity = stack.enter_context(cluster.connected(config)) if remote else cluster.local_capacity()
-        checks, prepared = preflight(config, lambda: (capacity.describe(), cluster.problems(config, capacity)))
+        checks, prepared = preflight(config, lambda found: _capacity(found, capacity))
         if prepared is None:
             raise UserError(*checks.problems)
         folder = RunFolder.of(config)
@@ -70,6 +71,11 @@ def train(config: Config) -> Result:
         if not remote:
             capacity = stack.enter_context(cluster.connected(config))
         return _fit(prepared, folder, capacity, began)
+
+
+def _capacity(config: Config, capacity: cluster.Capacity) -> tuple[str, list[str]]:
+    problems = cluster.problems(config, capacity) + strategy_problems(config, cluster.uses_gpu(config, capacity))
+    return capacity.describe(), problems
 
 
 def _with_storage(config: Config, stack: ExitStack) -> Config:

@@ -6,7 +6,6 @@ It knows nothing of Ray, Kubernetes or storage; what it needs from them comes in
 import math
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -18,6 +17,7 @@ from pipeline.data.batch import Batch
 from pipeline.data.engine import Batches
 from pipeline.data.plan import FILL, Step
 from pipeline.errors import RunError
+from pipeline.strategy import backward, gradient_norm, synchronised
 from pipeline.tasks import inputs, judged, outcome, row_losses
 
 
@@ -103,8 +103,8 @@ def fit(parts: Parts, state: State, clock: Clock) -> State:
         began = time.perf_counter()
         step = plan.step(state.step, parts.multiple)
         waiting_before = clock.waiting
-        loss, norm = _train_step(parts, state.step, step, batches, clock)
         rate = parts.scheduler.get_last_lr()[0]
+        loss, norm = _train_step(parts, state.step, step, batches, clock)
         parts.optimizer.step()
         parts.scheduler.step()
         parts.optimizer.zero_grad()
@@ -161,11 +161,7 @@ def _train_step(
         if number == 0:
             # After the batch is there: a loader that starts an epoch draws a number too.
             seed_step(parts.config.run.seed, index, accelerator.process_index)
-        last = number + 1 == step.micro_batches
-        # The last micro-batch of a step is where gradients are averaged, however many the step has: counting to a fixed
-        # number, as `accumulate()` does, would miss the short last step of an epoch.
-        accelerator.gradient_state._set_sync_gradients(last)
-        with nullcontext() if last else accelerator.no_sync(model):
+        with synchronised(accelerator, model, last=number + 1 == step.micro_batches):
             with accelerator.autocast():
                 logits = model(**inputs(batch, accelerator.device)).logits
             weight = batch["weight"].to(accelerator.device)
@@ -173,11 +169,9 @@ def _train_step(
             # Weight 0: rows of a language model without a token that counts.
             part = (losses * weight).sum() / (step.weight or 1.0)
             # Gradients are averaged over the processes; the loss is to be a sum over all their rows.
-            accelerator.backward(part * accelerator.num_processes)
+            backward(accelerator, model, part * accelerator.num_processes)
         loss += part.detach()
-    limit = parts.config.training.max_grad_norm
-    norm = accelerator.clip_grad_norm_(model.parameters(), math.inf if limit is None else limit)
-    return loss, norm
+    return loss, gradient_norm(accelerator, model, parts.config.training.max_grad_norm)
 
 
 def _log(parts: Parts, pending: list[tuple[dict[str, Any], torch.Tensor, torch.Tensor]]) -> bool:

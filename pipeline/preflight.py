@@ -13,6 +13,8 @@ from pipeline.metrics import best_of, check_names, names_of
 from pipeline.model import ModelFacts, describe
 from pipeline.probe import probe
 from pipeline.storage import open_store
+from pipeline.strategy.files import describe as describe_strategy
+from pipeline.strategy.files import inlined
 
 Value = TypeVar("Value")
 
@@ -57,17 +59,22 @@ class Checks:
         return value
 
 
-def preflight(config: Config, capacity_problems: Callable[[], tuple[str, list[str]]]) -> tuple[Checks, Prepared | None]:
+Capacity = Callable[[Config], tuple[str, list[str]]]
+
+
+def preflight(config: Config, capacity_problems: Capacity) -> tuple[Checks, Prepared | None]:
     """All checks of a configuration.
 
     Args:
         config: with `storage.path` set.
-        capacity_problems: what the cluster is, in words, and what it can never hold.
+        capacity_problems: what the cluster is, in words, and what it can never hold of a configuration.
 
     Returns:
         The checks, and what they have found out if none has failed.
     """
     checks = Checks()
+    # What the strategy's files say belongs to the configuration of all that follows.
+    config = checks.run("strategy", lambda: _strategy(config)) or config
     checks.run("metrics", lambda: _metrics(config))
     if config.run.train_func is not None:
         checks.run("train function", lambda: _train_func(config))
@@ -76,7 +83,7 @@ def preflight(config: Config, capacity_problems: Callable[[], tuple[str, list[st
     reachable = stored is not None
     facts = checks.run("data", lambda: _data(config)) if reachable or not _on_s3(config.data) else None
     model = checks.run("model", lambda: _model(config)) if reachable or "s3://" not in config.model.path else None
-    checks.run("capacity", lambda: _capacity(capacity_problems))
+    checks.run("capacity", lambda: _capacity(config, capacity_problems))
     if facts is None or model is None or stored is None:
         return checks, None
     existing = checks.run("run", lambda: _existing(config, facts))
@@ -97,6 +104,11 @@ def _train_func(config: Config) -> tuple[str, bool]:
     resolve(config.run.train_func)
     module = sys.modules[config.run.train_func.partition(":")[0]]
     return f"{config.run.train_func} in {module.__file__}", True
+
+
+def _strategy(config: Config) -> tuple[str, Config]:
+    changed, notes = inlined(config)
+    return "; ".join([describe_strategy(changed), *notes]), changed
 
 
 def _metrics(config: Config) -> tuple[str, bool]:
@@ -135,8 +147,8 @@ def _model(config: Config) -> tuple[str, ModelFacts]:
     return f"{found.architecture}, {found.layers} layers, up to {limit} tokens", found
 
 
-def _capacity(capacity_problems: Callable[[], tuple[str, list[str]]]) -> tuple[str, bool]:
-    words, problems = capacity_problems()
+def _capacity(config: Config, capacity_problems: Capacity) -> tuple[str, bool]:
+    words, problems = capacity_problems(config)
     if problems:
         raise UserError(*problems)
     return words, True

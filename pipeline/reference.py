@@ -11,7 +11,8 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from pipeline import document, fields
-from pipeline.config import Config, Section
+from pipeline.config import Config
+from pipeline.section import Section
 from pipeline.settings import dump
 
 HEAD = """\

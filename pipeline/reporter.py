@@ -69,9 +69,8 @@ class ActorBoard:
 class Reporter:
     """The loop's outside: metrics lines, progress, `ray.train.report` with checkpoints."""
 
-    model: Any
     _parts: loop.Parts
-    _tokenizer: Any
+    _training: checkpoint.Training
 
     def __init__(
         self,
@@ -89,10 +88,9 @@ class Reporter:
         self._asked = 0.0
         self._preempted: set[str] = set()
 
-    def prepared(self, parts: loop.Parts, tokenizer: Any) -> None:
+    def prepared(self, parts: loop.Parts, training: checkpoint.Training) -> None:
         """What checkpoints are made of."""
-        self._parts, self._tokenizer = parts, tokenizer
-        self.model = parts.accelerator.unwrap_model(parts.model)
+        self._parts, self._training = parts, training
 
     def settle(self) -> None:
         """Wait for the uploads that are under way; what they are made of is deleted when training ends."""
@@ -141,9 +139,7 @@ class Reporter:
             return
         name = checkpoint.Name(self._attempt, state.step)
         local = self._scratch / str(name)
-        parts = self._parts
-        states = (self.model, parts.optimizer, parts.scheduler, self._tokenizer, parts.accelerator.scaler)
-        checkpoint.save(local, *states, state.to_json(), self._place.rank)
+        checkpoint.save(local, self._training, state.to_json())
         mode = ray.train.CheckpointUploadMode
         ray.train.report(
             metrics,

@@ -145,6 +145,11 @@ def differences(before: dict[str, Any], facts_before: Facts, config: Config, fac
             olds, news = ([(file.size, file.tag) for file in f.files.get(split, [])] for f in (facts_before, facts))
             if olds != news:
                 found.append(f"data.{split}: the files have changed since the run began (size or content)")
+    if any(difference.startswith("strategy.") for difference in found):
+        found.append(
+            "strategy: it cannot change within a run; export the weights (pipeline runs export RUN DIR) and train on "
+            "from them with model.path=DIR under another run.name"
+        )
     return found
 
 

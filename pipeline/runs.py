@@ -13,12 +13,15 @@ import yaml
 from pipeline import checkpoint, lora, settings
 from pipeline.config import RUN_NAME, Storage
 from pipeline.errors import UserError
+from pipeline.export import is_sharded, join
 from pipeline.result import is_metric
 from pipeline.run import CONFIG, DATA, OWNER, RESULT
 from pipeline.storage import Store, open_store
 
 # What a checkpoint holds beside what from_pretrained loads.
-STATE_FILES = {"optimizer.safetensors", "optimizer.json", "scheduler.json", "scaler.json", "state.json"}
+STATE_FILES = {"optimizer.safetensors", "scaler.json", "state.json"}
+# Folders of sharded weights, from which `export` makes whole ones.
+WEIGHT_FOLDERS = ("weights/", "shards/")
 
 
 @contextmanager
@@ -120,17 +123,25 @@ def export(run: Store, folder: Path, which: Literal["best", "last"], adapter_onl
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         partial = Path(scratch) / "model"
         partial.mkdir()
-        checkpoint.download(run, name, partial, lambda file: "/" not in file and file not in STATE_FILES)
-        has_adapter = (partial / lora.ADAPTER).exists()
-        if adapter_only and not has_adapter:
+        checkpoint.download(run, name, partial, _of_the_model)
+        adapted = (partial / lora.BASE).exists()
+        if adapter_only and not adapted:
             raise UserError(f"--adapter-only: {run.uri} has no adapters; it trained the whole model")
-        if has_adapter and not adapter_only:
-            config = settings.loads(run.read(CONFIG), f"{run.uri}/{CONFIG}")
-            lora.merge(partial, config, json.loads(run.read(DATA))["labels"])
+        if adapted:
+            lora.to_adapter(partial)
+            if not adapter_only:
+                config = settings.loads(run.read(CONFIG), f"{run.uri}/{CONFIG}")
+                lora.merge(partial, config, json.loads(run.read(DATA))["labels"])
+        elif is_sharded(partial):
+            join(partial)
         if folder.exists():
             folder.rmdir()
         shutil.move(partial, folder)
     return str(name)
+
+
+def _of_the_model(file: str) -> bool:
+    return file.startswith(WEIGHT_FOLDERS) or ("/" not in file and file not in STATE_FILES)
 
 
 def loader(run: Store, adapter_only: bool = False) -> str:

@@ -27,8 +27,10 @@ def build(
 ) -> torch.optim.lr_scheduler.LambdaLR:
     """A scheduler that is stepped once for each optimizer step, after `done` steps.
 
-    Warm-up is `warmup_ratio` of all steps, rounded down. With `done` above 0 the optimizer's groups hold `initial_lr`,
-    as a checkpoint restores it.
+    Warm-up is `warmup_ratio` of all steps, rounded down. The groups' rates are taken for the peak.
     """
+    for group in optimizer.param_groups:
+        # What LambdaLR starts from; it asks for it when steps have been done.
+        group.setdefault("initial_lr", group["lr"])
     warmup = int(total * warmup_ratio)
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step, total, warmup, kind), done - 1)

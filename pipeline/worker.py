@@ -1,6 +1,5 @@
 """What runs on every worker: rebuild the typed configuration, wire the parts, resume, call the loop."""
 
-import json
 import logging
 import shutil
 import socket
@@ -13,7 +12,7 @@ from typing import Any
 import ray.train
 import torch
 
-from pipeline import assembly, checkpoint, loop, strategy
+from pipeline import assembly, checkpoint, loop, shards, strategy
 from pipeline.config import Config
 from pipeline.data.engine import total_steps
 from pipeline.data.inspect import Facts
@@ -120,24 +119,24 @@ def _train(
     board = ActorBoard(job.board)
     if config.run.train_func is not None:
         return _own(job, place, accelerator, folder, attempt, name, recorder, scratch)
-    trainee = assembly.trainee(config, job.facts, accelerator)
+    training = assembly.training(config, job.facts, accelerator)
     state = loop.State()
     if name is not None:
-        state = _resume(folder, name, trainee, place, accelerator, scratch)
+        state = _resume(folder, name, training, place, scratch)
         LOGGER.info("resumed from %s at step %d", name, state.step)
         if place.rank == 0:
             board.post(event=f"attempt {attempt} resumes from {name} at step {state.step}")
     indices = None if job.indices is None else ray.get(job.indices)
-    batches = assembly.batches(config, job.facts, accelerator, trainee.tokenizer, indices)
+    batches = assembly.batches(config, job.facts, accelerator, training.tokenizer, indices)
     run = Reporter(config, place, folder, attempt, recorder, scratch, board)
     steps = total_steps(config, batches.plan)
     if name is not None and (before := _planned(folder, name)) != steps:
         LOGGER.info("the schedule is rebuilt: %s steps were planned, %s are now", before, steps)
-    parts = assembly.parts(config, job.facts, accelerator, trainee, batches, state, run)
-    run.prepared(parts, trainee.tokenizer)
+    parts = assembly.parts(config, job.facts, accelerator, training, batches, state, run)
+    run.prepared(parts, training)
     clock, resumed = loop.Clock(), state.step
     state = loop.fit(parts, state, clock)
-    return _outcome(place, attempt, recorder, run, parts, state, resumed, clock)
+    return _outcome(place, attempt, recorder, run, parts, training, state, resumed, clock)
 
 
 def _own(
@@ -162,24 +161,22 @@ def _own(
     batches = assembly.batches(config, job.facts, accelerator, tokenizer, indices)
     run = Reporter(config, place, folder, attempt, recorder, scratch, board)
 
-    def setup(model: Any, optimizer: Any, scheduler: Any) -> tuple[Any, Any, Any, loop.State]:
-        state = loop.State()
+    def setup(model: Any, optimizer: Any) -> tuple[checkpoint.Training, loop.State]:
+        training, state = assembly.prepared(config, accelerator, model, optimizer, tokenizer), loop.State()
         if name is not None:
-            state = _resume(folder, name, assembly.Trainee(model, optimizer, tokenizer), place, accelerator, scratch)
+            state = _resume(folder, name, training, place, scratch)
             LOGGER.info("resumed from %s at step %d", name, state.step)
             if place.rank == 0:
                 board.post(event=f"attempt {attempt} resumes from {name} at step {state.step}")
-        prepared = accelerator.prepare(model, optimizer, scheduler)
-        assembly.prove(config, accelerator, prepared[0])
-        return (*prepared, state)
+        return training, state
 
-    context = custom.Context(
-        config, job.facts, accelerator, tokenizer, batches, run, setup, lambda parts: run.prepared(parts, tokenizer)
-    )
+    context = custom.Context(config, job.facts, accelerator, tokenizer, batches, run, setup, run.prepared)
     LOGGER.info("training by %s", config.run.train_func)
     function(context)
     state = context.finish()
-    return _outcome(place, attempt, recorder, run, context.parts, state, context.resumed_step, context.clock)
+    return _outcome(
+        place, attempt, recorder, run, context.parts, context.training, state, context.resumed_step, context.clock
+    )
 
 
 def _outcome(
@@ -188,6 +185,7 @@ def _outcome(
     recorder: Recorder,
     run: Reporter,
     parts: loop.Parts,
+    training: checkpoint.Training,
     state: loop.State,
     resumed: int,
     clock: loop.Clock,
@@ -199,7 +197,7 @@ def _outcome(
     run.settle()
     # All ranks enter these, whatever rank 0 does with them.
     workers = gather_object([place.describe()])
-    print_ = assembly.agreed_fingerprint(run.model)
+    print_ = assembly.agreed_fingerprint(training)
     if place.rank == 0:
         recorder.flush()
     return {
@@ -218,30 +216,26 @@ def _outcome(
 
 
 def _planned(folder: RunFolder, name: str) -> int | None:
-    manifest = json.loads(folder.store.child(name).read(checkpoint.MANIFEST))
-    planned: int | None = manifest.get("total_steps")
+    planned: int | None = checkpoint.manifest(folder.store, name).get("total_steps")
     return planned
 
 
-def _resume(
-    folder: RunFolder,
-    name: str,
-    trainee: assembly.Trainee,
-    place: Place,
-    accelerator: Any,
-    scratch: Path,
-) -> loop.State:
-    """Each node fetches the checkpoint once; its workers read the same folder."""
+def _resume(folder: RunFolder, name: str, training: checkpoint.Training, place: Place, scratch: Path) -> loop.State:
+    """Each node fetches the checkpoint once; its workers read the same folder.
+
+    Of large files only those of this node's ranks are fetched, unless the number of workers has changed.
+    """
     from accelerate.utils import gather_object
 
-    mine = scratch / name
+    accelerator = training.accelerator
+    mine, host = scratch / name, socket.gethostname()
+    places = gather_object([(host, place.rank)])
     if place.local_rank == 0:
-        checkpoint.download(folder.store, name, mine)
-    host = socket.gethostname()
+        here = {rank for other, rank in places if other == host}
+        same = checkpoint.manifest(folder.store, name)["world_size"] == place.world_size
+        checkpoint.download(folder.store, name, mine, lambda file: shards.belongs_to(file, here if same else None))
     folders = dict(gather_object([(host, str(mine))] if place.local_rank == 0 else []))
-    values = checkpoint.load(
-        Path(folders[host]), trainee.model, trainee.optimizer, accelerator.scaler, place.rank, place.world_size
-    )
+    values = checkpoint.load(Path(folders[host]), training)
     accelerator.wait_for_everyone()
     if place.local_rank == 0:
         shutil.rmtree(mine)

@@ -50,8 +50,11 @@ rm -f .venv/installed
 if ! .venv/bin/python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; then
   .tools/bin/uv venv --quiet --clear --python "$python" .venv
 fi
+# DeepSpeed comes as source; its operators are compiled when they are first used, not now.
+export DS_BUILD_OPS=0
 # `sync` also removes what the lock no longer names, so that an old environment and a fresh one are the same.
-.tools/bin/uv pip sync --python .venv/bin/python --require-hashes requirements/dev.lock
+.tools/bin/uv pip sync --python .venv/bin/python --require-hashes --build-constraints requirements/tools.lock \
+  requirements/dev.lock
 .tools/bin/uv pip install --quiet --python .venv/bin/python --no-deps --build-constraints requirements/tools.lock \
   --editable .
 touch .venv/installed

@@ -10,6 +10,7 @@ import torch
 from pipeline import assembly, checkpoint, loop, strategy
 from pipeline.config import Config
 from pipeline.data.inspect import Facts
+from pipeline.strategy.pieces import holding
 
 
 class Collected:
@@ -34,14 +35,9 @@ class Collected:
     def report(self, state: loop.State, save: bool) -> None:
         if save and self.folder:
             target = Path(self.folder) / f"step-{state.step}"
-            rank = self.parts.accelerator.process_index
-            model = self.parts.accelerator.unwrap_model(self.parts.model)
-            parts = self.parts
-            states = (model, parts.optimizer, parts.scheduler, self.tokenizer, None, state.to_json())
-            checkpoint.save(target, *states, rank)
+            checkpoint.save(target, self.training, state.to_json())
 
-    parts: loop.Parts
-    tokenizer: Any
+    training: checkpoint.Training
 
 
 def train(
@@ -54,28 +50,28 @@ def train(
     """Train as a worker does; what came of it on this rank, with the logits for `ask` if it is given."""
     job, found = Config.model_validate(config), Facts.from_json(facts)
     accelerator = strategy.accelerator(job, torch.device("cpu"))
-    trainee = assembly.trainee(job, found, accelerator)
+    training = assembly.training(job, found, accelerator)
     state = loop.State()
     if resume:
-        rank, size = accelerator.process_index, accelerator.num_processes
-        state = loop.State(**checkpoint.load(Path(resume), trainee.model, trainee.optimizer, None, rank, size))
-    batches = assembly.batches(job, found, accelerator, trainee.tokenizer, None)
+        state = loop.State(**checkpoint.load(Path(resume), training))
+    batches = assembly.batches(job, found, accelerator, training.tokenizer, None)
     used = _recorded(batches)
     run = Collected(folder)
-    parts = assembly.parts(job, found, accelerator, trainee, batches, state, run)
-    run.parts, run.tokenizer = parts, trainee.tokenizer
+    parts = assembly.parts(job, found, accelerator, training, batches, state, run)
+    run.training = training
     first = state.step
     state = loop.fit(parts, state, loop.Clock())
-    model = accelerator.unwrap_model(parts.model)
     exported = tempfile.mkdtemp()
-    if accelerator.is_main_process:
-        model.save_pretrained(exported)
-        trainee.tokenizer.save_pretrained(exported)
+    if training.layout == "full":
+        weights, _ = holding(training.model, training.optimizer).whole(keep=accelerator.is_main_process)
+        if accelerator.is_main_process:
+            training.module.save_pretrained(exported, state_dict=weights)
+            training.tokenizer.save_pretrained(exported)
     return {
         "steps": [line for line in run.lines if "learning_rate" in line],
         "history": state.history,
         "final_rate": parts.scheduler.get_last_lr()[0],
-        "print": assembly.agreed_fingerprint(model),
+        "print": assembly.agreed_fingerprint(training),
         "rows": used,
         "first": first,
         "processes": accelerator.num_processes,
@@ -83,7 +79,7 @@ def train(
         "per_epoch": parts.batches.plan.steps_per_epoch,
         "exported": exported,
         "stopped_early": state.stopped_early,
-        "logits": _logits(model, trainee.tokenizer, ask),
+        "logits": _logits(training.module, training.tokenizer, ask),
     }
 
 
@@ -118,17 +114,12 @@ def own(
     used = _recorded(batches)
     run = Collected(folder)
 
-    def setup(model: Any, optimizer: Any, scheduler: Any) -> Any:
-        state = loop.State()
-        if resume:
-            rank, size = accelerator.process_index, accelerator.num_processes
-            state = loop.State(**checkpoint.load(Path(resume), model, optimizer, None, rank, size))
-        prepared = accelerator.prepare(model, optimizer, scheduler)
-        assembly.prove(job, accelerator, prepared[0])
-        return (*prepared, state)
+    def setup(model: Any, optimizer: Any) -> tuple[checkpoint.Training, loop.State]:
+        training = assembly.prepared(job, accelerator, model, optimizer, tokenizer)
+        return training, loop.State(**checkpoint.load(Path(resume), training)) if resume else loop.State()
 
-    def ready(parts: loop.Parts) -> None:
-        run.parts, run.tokenizer = parts, tokenizer
+    def ready(_: loop.Parts, training: checkpoint.Training) -> None:
+        run.training = training
 
     context = custom.Context(job, found, accelerator, tokenizer, batches, run, setup, ready)
     function(context)
@@ -137,7 +128,7 @@ def own(
         "steps": [line for line in run.lines if "learning_rate" in line],
         "history": state.history,
         "final_rate": context.parts.scheduler.get_last_lr()[0],
-        "print": assembly.agreed_fingerprint(accelerator.unwrap_model(context.parts.model)),
+        "print": assembly.agreed_fingerprint(context.training),
         "rows": used,
         "first": context.resumed_step,
         "state": state.to_json(),
@@ -166,11 +157,11 @@ def losses_of_a_plain_loop(config: dict[str, Any], facts: dict[str, Any]) -> dic
 
     from pipeline.data.batch import Collate
     from pipeline.data.torch_engine import Rows, tokenised
-    from pipeline.model import load_model
+    from pipeline.model import load_model, load_tokenizer
 
     job, found = Config.model_validate(config), Facts.from_json(facts)
     accelerator = strategy.accelerator(job, torch.device("cpu"))
-    batches: Any = assembly.batches(job, found, accelerator, assembly.trainee(job, found, accelerator).tokenizer, None)
+    batches: Any = assembly.batches(job, found, accelerator, load_tokenizer(job.model, job.storage), None)
     set_seed(job.run.seed)
     model = load_model(job.model, job.storage, found.labels)
     rows = Rows(tokenised(job, found, "train"), batches.plan)
@@ -203,11 +194,11 @@ def losses_of_documents_alone(config: dict[str, Any], facts: dict[str, Any]) -> 
     from accelerate.utils import set_seed
 
     from pipeline.data.torch_engine import tokenised
-    from pipeline.model import load_model
+    from pipeline.model import load_model, load_tokenizer
 
     job, found = Config.model_validate(config), Facts.from_json(facts)
     accelerator = strategy.accelerator(job, torch.device("cpu"))
-    batches: Any = assembly.batches(job, found, accelerator, assembly.trainee(job, found, accelerator).tokenizer, None)
+    batches: Any = assembly.batches(job, found, accelerator, load_tokenizer(job.model, job.storage), None)
     set_seed(job.run.seed)
     model = load_model(job.model, job.storage, [])
     decayed = [p for p in model.parameters() if p.dim() > 1]

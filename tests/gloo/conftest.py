@@ -25,7 +25,7 @@ def world() -> Iterator[Callable[[int], World]]:
     worlds: dict[int, World] = {}
 
     def of(size: int) -> World:
-        if size not in worlds:
+        if size not in worlds or worlds[size].broken:
             worlds[size] = World(size)
         return worlds[size]
 

@@ -4,9 +4,10 @@ import importlib
 import multiprocessing
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 DEADLINE_S = 120.0
@@ -39,6 +40,7 @@ class World:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self._pipes, self._processes = [], []
+        self.broken = False
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_member, args=(rank, size, port, theirs), daemon=True)
@@ -47,22 +49,36 @@ class World:
             self._processes.append(process)
 
     def run(self, case: Callable[..., Any], **arguments: Any) -> list[Any]:
-        """What `case` returns on each rank. A rank that does not answer within two minutes is an error, not a hang."""
+        """What `case` returns on each rank.
+
+        A rank that does not answer within the deadline is an error, not a hang; so is the first one that fails, as the
+        others may wait for it. After either the world is `broken`: its processes are ended.
+        """
         for pipe in self._pipes:
             pipe.send((case.__module__, case.__name__, arguments))
-        results = []
-        for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(DEADLINE_S):
-                raise TimeoutError(f"rank {rank} did not finish {case.__name__} within {DEADLINE_S:g} s")
-            problem, result = pipe.recv()
-            if problem:
-                raise AssertionError(f"rank {rank} of {case.__name__}:\n{problem}")
-            results.append(result)
-        return results
+        results: dict[int, Any] = {}
+        deadline = time.monotonic() + DEADLINE_S
+        while len(results) < len(self._pipes):
+            open_ = {pipe: rank for rank, pipe in enumerate(self._pipes) if rank not in results}
+            ready = set(wait(list(open_), timeout=max(0.0, deadline - time.monotonic())))
+            if not ready:
+                self._break()
+                raise TimeoutError(f"ranks {sorted(open_.values())} did not finish {case.__name__} in {DEADLINE_S:g} s")
+            for pipe in (pipe for pipe in open_ if pipe in ready):
+                problem, results[open_[pipe]] = pipe.recv()
+                if problem:
+                    self._break()
+                    raise AssertionError(f"rank {open_[pipe]} of {case.__name__}:\n{problem}")
+        return [results[rank] for rank in range(len(self._pipes))]
+
+    def _break(self) -> None:
+        self.broken = True
+        for process in self._processes:
+            process.kill()
 
     def close(self) -> None:
         """End the processes."""
-        for pipe in self._pipes:
+        for pipe in [] if self.broken else self._pipes:
             pipe.send(None)
         for process in self._processes:
             process.join(timeout=10)

@@ -99,8 +99,14 @@ def problems(text: str | bytes = "", overrides: tuple[str, ...] = (), **environ:
                 "'multi-label' or 'causal-lm'"
             ),
         ),
-        ("strategy: {kind: fsdp}", "strategy.kind: found 'fsdp' (job.yaml:1), expected 'ddp'"),
-        ("strategy: {kind: deepspeed}", "strategy.kind: found 'deepspeed' (job.yaml:1), expected 'ddp'"),
+        (
+            "strategy: {kind: zero}",
+            "strategy.kind: found 'zero' (job.yaml:1), expected 'ddp', 'fsdp' or 'deepspeed'",
+        ),
+        (
+            "strategy: {kind: ddp, zero_stage: 3}",
+            "strategy.zero_stage: found 3, but it is a setting of kind deepspeed, not of ddp",
+        ),
         (
             "training: {global_batch_size: 1}",
             "training.global_batch_size: 1 is less than scaling.workers 2; each worker needs a row of every step",
