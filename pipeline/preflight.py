@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from pipeline import run as runs
 from pipeline.config import Config, Data
+from pipeline.data.engine import train_shape
 from pipeline.data.inspect import Facts, inspect
 from pipeline.errors import PipelineError, UserError
 from pipeline.metrics import best_of, check_names, names_of
@@ -15,6 +16,7 @@ from pipeline.probe import probe
 from pipeline.storage import open_store
 from pipeline.strategy.files import describe as describe_strategy
 from pipeline.strategy.files import inlined
+from pipeline.strategy.zero_config import check_schedule
 
 Value = TypeVar("Value")
 
@@ -83,6 +85,8 @@ def preflight(config: Config, capacity_problems: Capacity) -> tuple[Checks, Prep
     reachable = stored is not None
     facts = checks.run("data", lambda: _data(config)) if reachable or not _on_s3(config.data) else None
     model = checks.run("model", lambda: _model(config)) if reachable or "s3://" not in config.model.path else None
+    if facts is not None and isinstance(config.strategy.config, dict) and "scheduler" in config.strategy.config:
+        checks.run("schedule", lambda: _schedule(config, facts.rows["train"]))
     checks.run("capacity", lambda: _capacity(config, capacity_problems))
     if facts is None or model is None or stored is None:
         return checks, None
@@ -109,6 +113,16 @@ def _train_func(config: Config) -> tuple[str, bool]:
 def _strategy(config: Config) -> tuple[str, Config]:
     changed, notes = inlined(config)
     return "; ".join([describe_strategy(changed), *notes]), changed
+
+
+def _schedule(config: Config, rows: int) -> tuple[str, bool]:
+    training = config.training
+    if config.model.task == "causal-lm" and config.data.packing:
+        return "not compared: how many steps packed rows make is known when they are packed", True
+    steps = training.epochs * -(-rows // train_shape(config, config.scaling.workers).global_rows)
+    steps = min(steps, training.max_steps or steps)
+    check_schedule(config, steps)
+    return f"{steps} steps, as strategy.config says", True
 
 
 def _metrics(config: Config) -> tuple[str, bool]:

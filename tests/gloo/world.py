@@ -11,6 +11,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 DEADLINE_S = 120.0
+# Until the processes have imported torch; minutes where the machine is busy with other work.
+START_S = 300.0
 
 
 def _member(rank: int, size: int, port: int, pipe: Connection) -> None:
@@ -22,6 +24,7 @@ def _member(rank: int, size: int, port: int, pipe: Connection) -> None:
     from accelerate.state import AcceleratorState
 
     torch.set_num_threads(1)
+    pipe.send("ready")
     while (order := pipe.recv()) is not None:
         module, name, arguments = order
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -40,7 +43,7 @@ class World:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self._pipes, self._processes = [], []
-        self.broken = False
+        self.broken = self.started = False
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_member, args=(rank, size, port, theirs), daemon=True)
@@ -54,6 +57,7 @@ class World:
         A rank that does not answer within the deadline is an error, not a hang; so is the first one that fails, as the
         others may wait for it. After either the world is `broken`: its processes are ended.
         """
+        self._wait_for_start()
         for pipe in self._pipes:
             pipe.send((case.__module__, case.__name__, arguments))
         results: dict[int, Any] = {}
@@ -70,6 +74,15 @@ class World:
                     self._break()
                     raise AssertionError(f"rank {open_[pipe]} of {case.__name__}:\n{problem}")
         return [results[rank] for rank in range(len(self._pipes))]
+
+    def _wait_for_start(self) -> None:
+        deadline = time.monotonic() + START_S
+        for rank, pipe in enumerate([] if self.started else self._pipes):
+            if not pipe.poll(max(0.0, deadline - time.monotonic())):
+                self._break()
+                raise TimeoutError(f"rank {rank} did not start in {START_S:g} s")
+            assert pipe.recv() == "ready"
+        self.started = True
 
     def _break(self) -> None:
         self.broken = True
