@@ -98,7 +98,7 @@ def parts(
     steps = total_steps(config, batches.plan)
     how = config.training
     scheduler = schedule.build(
-        _innermost(training.optimizer), steps, how.warmup_ratio, how.lr_scheduler, min(state.step, steps)
+        innermost(training.optimizer), steps, how.warmup_ratio, how.lr_scheduler, min(state.step, steps)
     )
     # The optimizer has been prepared before: a checkpoint is put into what `prepare()` gave.
     scheduler = accelerator.prepare(scheduler)
@@ -121,7 +121,7 @@ def parts(
     )
 
 
-def _innermost(optimizer: Any) -> Any:
+def innermost(optimizer: Any) -> Any:
     """The optimizer that takes the steps; Accelerate and DeepSpeed wrap it, and share its groups' learning rates."""
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer

@@ -63,23 +63,19 @@ class Attempt:
         function = custom.resolve(address)
         tokenizer = load_tokenizer(self.config.model, self.config.storage)
         batches, run = self._batches(tokenizer), self._reporter()
-        found: list[checkpoint.Training] = []
 
-        def setup(model: Any, optimizer: Any, scheduler: Any) -> tuple[Any, Any, Any, loop.State]:
+        def setup(model: Any, optimizer: Any) -> tuple[checkpoint.Training, loop.State]:
             training = assembly.prepared(self.config, self.accelerator, model, optimizer, tokenizer)
-            found.append(training)
-            state = self._resumed(training)
-            return training.model, training.optimizer, self.accelerator.prepare(scheduler), state
+            return training, self._resumed(training)
 
         context = custom.Context(
-            self.config, self.facts, self.accelerator, tokenizer, batches, run, setup,
-            lambda parts: run.prepared(parts, found[0]),
+            self.config, self.facts, self.accelerator, tokenizer, batches, run, setup, run.prepared
         )  # fmt: skip
         LOGGER.info("training by %s", address)
         with self.watchdog:
             function(context)
             state = context.finish()
-        return self._outcome(run, found[0], context.parts, state, context.resumed_step, context.clock)
+        return self._outcome(run, context.training, context.parts, state, context.resumed_step, context.clock)
 
     def _batches(self, tokenizer: Any) -> Batches:
         return assembly.batches(self.config, self.facts, self.accelerator, tokenizer, self.indices)

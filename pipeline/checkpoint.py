@@ -5,6 +5,7 @@ A checkpoint is a folder `checkpoint-SSSSSSSS-aNNN` (step, attempt) in the run's
     config.json, model.safetensors, tokenizer files   what from_pretrained loads
     optimizer.safetensors                             moments by parameter name
     weights/, moments/, shards/                       instead of the two, where ranks shard: pipeline/shards.py
+    trained.safetensors, base.json                    instead of the model, of a run with adapters: pipeline/lora.py
     scaler.json (fp16), state.json                    position, history, best
     random/rank-NNNNN.safetensors                     random states of each rank
     parts/rank-NNNNN.json                             what each rank has uploaded, with hashes
@@ -119,14 +120,9 @@ def save(folder: Path, training: Training, state: dict[str, Any]) -> None:
     held = pieces.holding(training.model, training.optimizer)
     (folder / "random").mkdir(parents=True, exist_ok=True)
     save_file(random_states.states(), folder / "random" / f"rank-{rank:05d}.safetensors")
-    if lora.is_adapted(training.module):
-        assert isinstance(held, pieces.Tensors)
-        if rank == 0:
-            lora.save(folder, training.module)
-            shards.write_whole_moments(folder, held.whole_moments(keep=True), held.steps())
-    elif training.layout == "sharded":
+    if training.layout == "sharded":
         shards.write_runs(folder, rank, _own(held.weights(), rank), _own(held.moments(), rank), held.steps())
-        if rank == 0:
+        if rank == 0 and not lora.is_adapted(training.module):
             # As `save_pretrained` notes it; FSDP2 makes a class of its own of each.
             training.module.config.architectures = [type(training.module).__name__.removeprefix("FSDP")]
             training.module.config.save_pretrained(folder)
@@ -135,10 +131,15 @@ def save(folder: Path, training: Training, state: dict[str, Any]) -> None:
     else:
         weights, moments = held.whole(keep=rank == 0)
         if rank == 0:
-            training.module.save_pretrained(folder, state_dict=weights)
+            if lora.is_adapted(training.module):
+                save_file(weights, folder / lora.TRAINED)
+            else:
+                training.module.save_pretrained(folder, state_dict=weights)
             shards.write_whole_moments(folder, moments, held.steps())
     if rank:
         return
+    if lora.is_adapted(training.module):
+        lora.describe(folder, training.module)
     training.tokenizer.save_pretrained(folder)
     scaler = _scaler(training)
     if scaler is not None:
@@ -163,13 +164,10 @@ def load(folder: Path, training: Training) -> dict[str, Any]:
     """
     rank, size = training.accelerator.process_index, training.accelerator.num_processes
     held = pieces.holding(training.model, training.optimizer)
+    if lora.is_adapted(training.module):
+        lora.check_base(folder, training.module)
     with shards.Reader(folder) as reader:
-        if lora.is_adapted(training.module):
-            assert isinstance(held, pieces.Tensors)
-            lora.load(folder, training.module)
-            held.fill_moments(reader)
-        else:
-            held.fill(reader)
+        held.fill(reader)
     if (folder / "scaler.json").exists():
         _restore_scaler(training, _read(folder / "scaler.json"))
     if len(list((folder / "random").iterdir())) == size:

@@ -32,8 +32,9 @@ from typing import Any, Protocol
 
 import torch
 
-from pipeline import assembly, schedule, strategy
+from pipeline import assembly, schedule
 from pipeline.assembly import GPU_MULTIPLE
+from pipeline.checkpoint import Training
 from pipeline.config import Config
 from pipeline.custom_batches import MicroBatch, TrainBatches, ValidationBatches
 from pipeline.data.engine import Batches, total_steps
@@ -43,6 +44,7 @@ from pipeline.errors import RunError, UserError
 from pipeline.loop import Clock, Parts, Run, State, best_so_far
 from pipeline.metrics import best_of
 from pipeline.metrics.names import LESS_IS_BETTER
+from pipeline.strategy import synchronised
 
 EXPECTED = "expected package.module:function, a function of one argument that can be imported here"
 
@@ -84,8 +86,8 @@ def best(config: Config) -> tuple[str, str]:
 class Setup(Protocol):
     """What `Context.prepare` needs from the worker."""
 
-    def __call__(self, model: Any, optimizer: Any, scheduler: Any) -> tuple[Any, Any, Any, State]:
-        """All three prepared for the strategy, with the newest checkpoint in the first two, and its state."""
+    def __call__(self, model: Any, optimizer: Any) -> tuple[Training, State]:
+        """Both prepared for the strategy, with the newest checkpoint in them, and its state."""
 
 
 class Context:
@@ -105,7 +107,7 @@ class Context:
         batches: Batches,
         run: Run,
         setup: Setup,
-        ready: Callable[[Parts], None],
+        ready: Callable[[Parts, Training], None],
     ) -> None:
         self.config, self.accelerator, self.tokenizer, self.labels = config, accelerator, tokenizer, facts.labels
         self.total_steps = total_steps(config, batches.plan)
@@ -114,6 +116,7 @@ class Context:
         self.train, self.validation = TrainBatches(self, batches), ValidationBatches(self, batches)
         self.extra: dict[str, Any] = {}
         self.clock = Clock()
+        self.training: Training
         self.resumed_step = 0
         self._state, self._batches, self._run, self._setup, self._ready = State(), batches, run, setup, ready
         self._parts: Parts | None = None
@@ -155,19 +158,24 @@ class Context:
         All ranks call it, once. Raises RunError where the strategy asked for is not the one that is active.
         """
         assert self._parts is None, "context.prepare is called once"
-        model, optimizer, scheduler, self._state = self._setup(model, optimizer, scheduler)
-        saved = self._state.extra
+        self.training, self._state = self._setup(model, optimizer)
+        saved, inner = self._state.extra, assembly.innermost(self.training.optimizer)
+        # It was built on the optimizer as it was; this one takes the steps.
+        scheduler.optimizer = inner
         if self._state.step and "scheduler" in saved:
             scheduler.load_state_dict({**scheduler.state_dict(), **saved["scheduler"]})
-            for group, rate in zip(optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+            for group, rate in zip(inner.param_groups, scheduler.get_last_lr(), strict=True):
                 group["lr"] = rate
+        model, optimizer, scheduler = (
+            self.training.model, self.training.optimizer, self.accelerator.prepare(scheduler),
+        )  # fmt: skip
         self.extra.update(saved.get("own", {}))
         self.resumed_step = self._saved = self._state.step
         self._parts = Parts(
             config=self.config, accelerator=self.accelerator, model=model, optimizer=optimizer, scheduler=scheduler,
             batches=self._batches, steps=self.total_steps, scorer=None, best=best(self.config), run=self._run,
         )  # fmt: skip
-        self._ready(self._parts)
+        self._ready(self._parts, self.training)
         return model, optimizer, scheduler
 
     def epochs(self) -> Iterator[int]:
@@ -194,7 +202,7 @@ class Context:
         if not batch.ends_step:
             scheduler.step = lambda *_, **__: None
         try:
-            with strategy.synchronised(self.accelerator, model, batch.ends_step):
+            with synchronised(self.accelerator, model, batch.ends_step):
                 yield
         finally:
             scheduler.step = step

@@ -1,12 +1,14 @@
 """Low-rank adapters: put on a model, saved alone, merged into it for an export.
 
-A checkpoint then holds `adapter_model.safetensors` and `adapter_config.json` in place of the model, and `base.json`,
-which names the model under the adapters with a print of its weights: on other weights than those that they were trained
-on, adapters would give wrong numbers in silence.
+A checkpoint then holds `trained.safetensors` (or shards of it) and `adapter_config.json` in place of the model, and
+`base.json`, which names the model under the adapters with a print of its weights: on other weights than those that they
+were trained on, adapters would give wrong numbers in silence.
 """
 
 import hashlib
 import json
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from pipeline.config import Config
 from pipeline.errors import RunError, UserError
 
-ADAPTER, BASE = "adapter_model.safetensors", "base.json"
+ADAPTER, BASE, TRAINED = "adapter_model.safetensors", "base.json", "trained.safetensors"
 # Of each parameter's values, so that a print costs milliseconds whatever the size of the model.
 SAMPLE = 256
 
@@ -67,36 +69,40 @@ def sample_print(model: torch.nn.Module) -> str:
     return found.hexdigest()
 
 
-def save(folder: Path, model: Any) -> None:
-    """Adapters, their settings and what they belong to, into `folder`."""
-    from peft import get_peft_model_state_dict
-
-    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
-    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, folder / ADAPTER)
+def describe(folder: Path, model: Any) -> None:
+    """The adapters' settings, and what they belong to, into `folder`."""
     model.peft_config["default"].save_pretrained(str(folder))
     (folder / BASE).write_text(json.dumps(model.lora_base, indent=1), encoding="utf-8")
 
 
-def load(folder: Path, model: Any) -> None:
-    """Put the adapters of `folder` into a model that `adapted` has made.
-
-    Raises:
-        RunError: the model under them is another one, or the adapters do not fit it.
+def check_base(folder: Path, model: Any) -> None:
     """
-    from peft import set_peft_model_state_dict
-
+    Raises:
+        RunError: the model under the adapters is not the one that those in `folder` were trained on.
+    """
     saved = json.loads((folder / BASE).read_text(encoding="utf-8"))
     if saved["sample_sha256"] != model.lora_base["sample_sha256"]:
         raise RunError(
             f"model.path: the weights of {model.lora_base['path']} are not those that the adapters were trained on "
             f"({saved['path']}, revision {saved['revision']})"
         )
-    outcome = set_peft_model_state_dict(model, load_file(folder / ADAPTER))
-    missing = [name for name in outcome.missing_keys if "lora_" in name or "modules_to_save" in name]
-    if outcome.unexpected_keys or missing:
-        raise RunError(
-            f"checkpoint {folder.name}: adapters {sorted([*outcome.unexpected_keys, *missing])[:3]} do not fit"
-        )
+
+
+def to_adapter(folder: Path) -> None:
+    """Make of a checkpoint's trained weights, whole or sharded, an adapter as peft loads it."""
+    from pipeline.shards import Reader
+
+    with Reader(folder) as reader:
+        tensors = {_peft_name(name): tensor for name, tensor in reader.wholes()}
+        save_file(tensors, folder / ADAPTER)
+    (folder / TRAINED).unlink(missing_ok=True)
+    for name in ("weights", "shards"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _peft_name(name: str) -> str:
+    """peft leaves the adapter's own name, and that a module is kept whole, out of the names in its files."""
+    return re.sub(r"\.modules_to_save\.default\.|(\.lora_\w+)\.default\.", lambda found: f"{found[1] or ''}.", name)
 
 
 def merge(folder: Path, config: Config, labels: list[str]) -> None:
@@ -107,13 +113,18 @@ def merge(folder: Path, config: Config, labels: list[str]) -> None:
         RunError: it is not the one that they were trained on.
     """
     from accelerate.utils import set_seed
+    from peft import set_peft_model_state_dict
 
     from pipeline.model import load_model
 
     # What the model lacked, and training has drawn at random, is drawn again.
     set_seed(config.run.seed)
     model = adapted(load_model(config.model, config.storage, labels), config)
-    load(folder, model)
+    check_base(folder, model)
+    outcome = set_peft_model_state_dict(model, load_file(folder / ADAPTER))
+    missing = [name for name in outcome.missing_keys if "lora_" in name or "modules_to_save" in name]
+    if outcome.unexpected_keys or missing:
+        raise RunError(f"the adapters {sorted([*outcome.unexpected_keys, *missing])[:3]} do not fit the model")
     merged = model.merge_and_unload(safe_merge=True)
     for name in (ADAPTER, "adapter_config.json", BASE):
         (folder / name).unlink()

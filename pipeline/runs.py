@@ -124,14 +124,16 @@ def export(run: Store, folder: Path, which: Literal["best", "last"], adapter_onl
         partial = Path(scratch) / "model"
         partial.mkdir()
         checkpoint.download(run, name, partial, _of_the_model)
-        if is_sharded(partial):
-            join(partial)
-        has_adapter = (partial / lora.ADAPTER).exists()
-        if adapter_only and not has_adapter:
+        adapted = (partial / lora.BASE).exists()
+        if adapter_only and not adapted:
             raise UserError(f"--adapter-only: {run.uri} has no adapters; it trained the whole model")
-        if has_adapter and not adapter_only:
-            config = settings.loads(run.read(CONFIG), f"{run.uri}/{CONFIG}")
-            lora.merge(partial, config, json.loads(run.read(DATA))["labels"])
+        if adapted:
+            lora.to_adapter(partial)
+            if not adapter_only:
+                config = settings.loads(run.read(CONFIG), f"{run.uri}/{CONFIG}")
+                lora.merge(partial, config, json.loads(run.read(DATA))["labels"])
+        elif is_sharded(partial):
+            join(partial)
         if folder.exists():
             folder.rmdir()
         shutil.move(partial, folder)

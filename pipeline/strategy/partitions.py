@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from pipeline.lora import is_adapted
 from pipeline.shards import Reader
 from pipeline.strategy.pieces import (
     MOMENTS,
@@ -54,7 +55,8 @@ class Partitions:
         """The float32 ones; frozen parameters have none, and are given as they are."""
         for run in self._runs():
             yield Piece(run.name, run.shape, run.offset, run.flat.detach().narrow(0, run.start, run.count))
-        yield from self._frozen()
+        if not is_adapted(self.engine.module):
+            yield from self._frozen()
         yield from buffers(self.engine.module)
 
     def moments(self) -> Iterator[Piece]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from pipeline.errors import RunError
+from pipeline.lora import is_adapted
 from pipeline.strategy import zero
 
 if TYPE_CHECKING:
@@ -95,7 +96,9 @@ def plain(name: str) -> str:
 
 
 def buffers(module: torch.nn.Module) -> Iterator[Piece]:
-    """Buffers that belong to the state of a module; every rank holds them whole."""
+    """Buffers that belong to the state of a module; every rank holds them whole. Under adapters they are the base's."""
+    if is_adapted(module):
+        return
     for path, inner in module.named_modules():
         for name, buffer in inner._buffers.items():
             if buffer is not None and name not in inner._non_persistent_buffers_set:
@@ -155,7 +158,11 @@ class Tensors:
             if isinstance(inner, FSDPModule):
                 inner.reshard()
         self.module, self.optimizer = module, optimizer
-        self.parameters = {plain(name): parameter for name, parameter in module.named_parameters()}
+        self.parameters = {
+            plain(name): parameter
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad or not is_adapted(module)
+        }
 
     def weights(self) -> Iterator[Piece]:
         """Of the model's parameters."""

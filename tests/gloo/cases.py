@@ -91,14 +91,22 @@ def _logits(model: Any, tokenizer: Any, text: str | None) -> Any:
 
 
 def own(
-    config: dict[str, Any], facts: dict[str, Any], folder: str | None = None, resume: str | None = None
+    config: dict[str, Any],
+    facts: dict[str, Any],
+    folder: str | None = None,
+    resume: str | None = None,
+    module_in: str | None = None,
 ) -> dict[str, Any]:
-    """Train by `run.train_func`, as a worker does."""
+    """Train by `run.train_func`, as a worker does; its module may lie in the folder `module_in`."""
+    import sys
+
     from pipeline import custom
     from pipeline.model import load_tokenizer
 
     job, found = Config.model_validate(config), Facts.from_json(facts)
     assert job.run.train_func is not None
+    if module_in is not None:
+        sys.path.insert(0, module_in)
     function = custom.resolve(job.run.train_func)
     accelerator = strategy.accelerator(job, torch.device("cpu"))
     tokenizer = load_tokenizer(job.model, job.storage)
@@ -106,19 +114,21 @@ def own(
     used = _recorded(batches)
     run = Collected(folder)
 
-    def setup(model: Any, optimizer: Any, scheduler: Any) -> Any:
-        run.training = assembly.prepared(job, accelerator, model, optimizer, tokenizer)
-        state = loop.State(**checkpoint.load(Path(resume), run.training)) if resume else loop.State()
-        return run.training.model, run.training.optimizer, accelerator.prepare(scheduler), state
+    def setup(model: Any, optimizer: Any) -> tuple[checkpoint.Training, loop.State]:
+        training = assembly.prepared(job, accelerator, model, optimizer, tokenizer)
+        return training, loop.State(**checkpoint.load(Path(resume), training)) if resume else loop.State()
 
-    context = custom.Context(job, found, accelerator, tokenizer, batches, run, setup, lambda _: None)
+    def ready(_: loop.Parts, training: checkpoint.Training) -> None:
+        run.training = training
+
+    context = custom.Context(job, found, accelerator, tokenizer, batches, run, setup, ready)
     function(context)
     state = context.finish()
     return {
         "steps": [line for line in run.lines if "learning_rate" in line],
         "history": state.history,
         "final_rate": context.parts.scheduler.get_last_lr()[0],
-        "print": assembly.agreed_fingerprint(run.training),
+        "print": assembly.agreed_fingerprint(context.training),
         "rows": used,
         "first": context.resumed_step,
         "state": state.to_json(),

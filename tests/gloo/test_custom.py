@@ -138,15 +138,16 @@ def test_the_example_resolves_for_both_engines_and_trains(world: Worlds, job: Jo
     }
     assert {engine: config.data.engine for engine, config in examples.items()} == {"ray": "ray", "torch": "torch"}
     made = job(
+        eval_rows=41,
         run={"train_func": examples["torch"].run.train_func},
         model={"config": {"num_hidden_layers": 2}, "from_scratch": False},
-        training={**TRAINING, "epochs": 2, "learning_rate": 2e-3, "batch_size_per_worker": 12},
+        training={"global_batch_size": 12, "epochs": 2, "learning_rate": 2e-3},
         metrics={"best": examples["torch"].metrics.best},
     )
-    result = own(world(2), made, folder=str(tmp_path))[0]
+    result = own(world(1), made, folder=str(tmp_path))[0]
     found = [entry["eval_accuracy"] for entry in result["history"]]
     assert len(found) == 2
-    assert max(found) > 0.7
+    assert max(found) > 0.5
     assert result["state"]["best"] == max(found)
 
 

@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 from pipeline import checkpoint, runs
 from pipeline.errors import RunError, UserError
 from pipeline.run import RunFolder
+from pipeline.strategy import files
 from tests import llama
+from tests.gloo import strategy_cases
 from tests.gloo.test_language import Made, Worlds, logits_of_a_fresh_process
 from tests.gloo.test_numbers import ABSOLUTE, RELATIVE, train
 
@@ -46,7 +48,7 @@ def test_adapters_alone_are_trained_and_saved_resumed_exactly_and_exported_as_a_
     losses = [line["loss"] for line in unbroken["steps"]]
     # Under random embeddings that stay as they are there is not much to learn.
     assert np.mean(losses[-3:]) < 0.98 * np.mean(losses[:3])
-    saved = load_file(tmp_path / "step-4" / "adapter_model.safetensors")
+    saved = load_file(tmp_path / "step-4" / "trained.safetensors")
     assert all(".lora_A." in name or ".lora_B." in name for name in saved)
     # Query, key, value, output and three of the feed-forward network, two matrices each, in two layers.
     assert len(saved) == 7 * 2 * 2
@@ -103,10 +105,10 @@ def test_a_classifier_with_adapters_keeps_its_new_head_and_exports_as_a_plain_mo
     )
     result = train(world(1), (config, facts), folder=str(tmp_path), ask="where is my card")[0]
     assert result["history"][-1]["eval_accuracy"] > 2 / len(facts.labels)
-    saved = load_file(tmp_path / f"step-{len(result['steps'])}" / "adapter_model.safetensors")
+    saved = load_file(tmp_path / f"step-{len(result['steps'])}" / "trained.safetensors")
     assert [name for name in saved if "lora_" not in name] == [
-        "base_model.model.classifier.bias",
-        "base_model.model.classifier.weight",
+        "base_model.model.classifier.modules_to_save.default.bias",
+        "base_model.model.classifier.modules_to_save.default.weight",
     ]
     store = _kept(config, facts, tmp_path, len(result["steps"]))
     runs.export(store, tmp_path / "model", "last")
@@ -130,3 +132,58 @@ def test_layers_that_do_not_exist_are_refused_by_name(
         UserError, match=r"model.lora.target_modules: found \['query'\], expected names of layers of Llama"
     ):
         adapted(load_model(config.model, config.storage, []), config)
+
+
+@pytest.mark.parametrize("adapters", [True, False], ids=["adapters", "whole"])
+@pytest.mark.parametrize("kind", ["fsdp", "deepspeed"])
+def test_sharded_strategies_give_the_numbers_of_ddp_resume_and_export_the_same_model(
+    world: Worlds, language: Callable[..., Made], tmp_path: Path, kind: str, adapters: bool
+) -> None:
+    path = language()[0].model.path
+    sections: dict[str, dict[str, object]] = {
+        "run": {"name": kind},
+        "model": {"path": path, "task": "causal-lm", "lora": {"r": 4} if adapters else {}},
+        "training": {**TRAINING, "learning_rate": 2e-2 if adapters else 5e-3, "activation_checkpointing": True},
+        "checkpoint": {"every": 3},
+        "scaling": {"workers": 2},
+        "storage": {"path": str(tmp_path)},
+    }
+    plain = train(world(2), language(**sections))[0]
+    strategy = {"kind": kind} if kind == "fsdp" else {"kind": kind, "zero_stage": 3}
+    config, _ = files.inlined(language(**sections, strategy=strategy)[0])
+    facts = language()[1]
+    given = {"config": config.model_dump(mode="json"), "facts": facts.to_json(), "run": str(tmp_path / kind)}
+    results = world(2).run(strategy_cases.train, **given)
+    expected = [line["loss"] for line in plain["steps"]]
+    np.testing.assert_allclose(results[0]["losses"], expected, rtol=RELATIVE, atol=ABSOLUTE)
+    held, whole = results[0]["held"]
+    assert held < 0.9 * whole
+    resumed = world(2).run(strategy_cases.train, **given, resume=3)
+    assert resumed[0]["losses"] == results[0]["losses"][3:]
+    assert resumed[0]["print"] == results[0]["print"]
+
+    RunFolder.of(config).take_over(config, facts)
+    store = RunFolder.of(config).store
+    runs.export(store, tmp_path / "model", "last")
+    assert {file.name for file in (tmp_path / "model").iterdir()} >= {"config.json", "model.safetensors"}
+    assert _loss_of_an_export(tmp_path / "model", config) == pytest.approx(
+        results[0]["history"][-1]["eval_loss"], rel=RELATIVE
+    )
+
+
+def _loss_of_an_export(folder: Path, config: Any) -> float:
+    """The mean over all tokens of the validation rows, each row in a forward of its own."""
+    import json
+
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    whole, tokens = 0.0, 0
+    for line in Path(config.data.validation).read_text(encoding="utf-8").splitlines():
+        ids = tokenizer(json.loads(line)["text"] + tokenizer.eos_token, return_tensors="pt")["input_ids"]
+        ids = ids[:, : config.data.max_length]
+        with torch.no_grad():
+            whole += float(model(input_ids=ids, labels=ids).loss) * (ids.shape[1] - 1)
+        tokens += ids.shape[1] - 1
+    return whole / tokens

