@@ -110,7 +110,7 @@ class Training:
     @property
     def module(self) -> Any:
         """The model itself."""
-        return self.accelerator.unwrap_model(self.model)
+        return pieces.bare(self.model)
 
 
 def save(folder: Path, training: Training, state: dict[str, Any]) -> None:

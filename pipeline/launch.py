@@ -22,6 +22,7 @@ from pipeline.storage import resolve
 from pipeline.worker import Job, train_loop_per_worker
 
 LOGGER = logging.getLogger("pipeline")
+HEALTH_CHECK_LATER_S = 60.0
 
 
 def check(config: Config) -> list[Check]:
@@ -101,8 +102,10 @@ def _fit(prepared: Prepared, folder: RunFolder, capacity: cluster.Capacity, bega
     # Ray's own list of checkpoints, of an earlier start. Resuming goes by manifests, so that a list written by a driver
     # that has been superseded, or naming checkpoints that retention has deleted, cannot mislead or stop this start.
     _forget_snapshot(folder)
-    # A worker that is frozen as a whole cannot end itself; then Ray's controller, which takes this from here, does.
-    os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(config.run.stall_timeout_s)
+    # A worker that is frozen as a whole cannot end itself; then Ray's controller does, which takes this from here, but
+    # later than the other workers end, who know more to say.
+    own = max(config.run.stall_timeout_s, config.run.collective_timeout_s)
+    os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(own + HEALTH_CHECK_LATER_S)
     LOGGER.info("training on %s", capacity.describe())
     with Display(lambda: ray.get(board.read.remote())):
         try:

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from pipeline import cluster
 from pipeline import run as runs
 from pipeline.config import Config, Data
+from pipeline.data.engine import train_shape
 from pipeline.data.inspect import Facts, inspect
 from pipeline.data.survey import survey
 from pipeline.errors import PipelineError, UserError
@@ -18,6 +19,7 @@ from pipeline.storage import open_store
 from pipeline.strategy.files import describe as describe_strategy
 from pipeline.strategy.files import inlined
 from pipeline.strategy.files import problems as strategy_problems
+from pipeline.strategy.zero_config import check_schedule
 
 Value = TypeVar("Value")
 
@@ -96,6 +98,8 @@ def preflight(config: Config, capacity: cluster.Capacity, look: bool = False) ->
     model = (
         checks.run("model", lambda: _model(config), asdict) if reachable or "s3://" not in config.model.path else None
     )
+    if facts is not None and isinstance(config.strategy.config, dict) and "scheduler" in config.strategy.config:
+        checks.run("schedule", lambda: _schedule(config, facts.rows["train"]))
     checks.run("capacity", lambda: _capacity(config, capacity), lambda needs: {**asdict(capacity), **needs})
     if look and facts is not None and model is not None:
         checks.detail("data", survey(config, facts))
@@ -124,6 +128,14 @@ def _train_func(config: Config) -> tuple[str, bool]:
 def _strategy(config: Config) -> tuple[str, Config]:
     changed, notes = inlined(config)
     return "; ".join([describe_strategy(changed), *notes]), changed
+
+
+def _schedule(config: Config, rows: int) -> tuple[str, bool]:
+    training = config.training
+    steps = training.epochs * -(-rows // train_shape(config, config.scaling.workers).global_rows)
+    steps = min(steps, training.max_steps or steps)
+    check_schedule(config, steps)
+    return f"{steps} steps, as strategy.config says", True
 
 
 def _metrics(config: Config) -> tuple[str, bool]:

@@ -7,7 +7,7 @@ What can stand still, and what notices it:
 | a data loader, Python code, a collective: no new activity | the thread here | `run.stall_timeout_s` |
 | C code that keeps all Python threads from running | `faulthandler`, whose timer needs none | a quarter more |
 | a collective alone, the others being busy | torch's process group (`run.collective_timeout_s`) | its time-out |
-| the whole process, frozen or its node gone | Ray Train's health check of its workers | `run.stall_timeout_s` |
+| the whole process, frozen or its node gone | the others' collectives; last, Ray Train's health check | a minute more |
 
 Time in which the process was stopped as a whole (SIGSTOP, a paused container) does not count here.
 """

@@ -49,7 +49,8 @@ def _plugin(config: Config) -> Any:
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "state_dict_type": "FULL_STATE_DICT" if full else "SHARDED_STATE_DICT",
         "cpu_offload": strategy.cpu_offload,
-        "activation_checkpointing": strategy.activation_checkpointing,
+        # `recompute` does it: Accelerate 1.15 draws other dropout masks when it computes activations again.
+        "activation_checkpointing": False,
         # It works for pretrained weights only; here each rank loads the model and then keeps its shard.
         "cpu_ram_efficient_loading": False,
     }
@@ -74,7 +75,7 @@ def _precision(name: str, version: int) -> Any:
 
 
 def choose_layers(config: Config, accelerator: Any, model: torch.nn.Module) -> None:
-    """Tell the plugin which classes of modules are sharded one by one.
+    """Tell the plugin which classes of modules are sharded one by one, and recompute their activations if asked for.
 
     Raises:
         RunError: `strategy.wrap` names a class of which the model has none.
@@ -86,7 +87,18 @@ def choose_layers(config: Config, accelerator: Any, model: torch.nn.Module) -> N
     if unknown:
         raise RunError(f"strategy.wrap: the model has no module of class {unknown[0]!r}; its layers: {layers(model)}")
     accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = names
+    if config.strategy.activation_checkpointing:
+        recompute(model, set(names))
     LOGGER.info("fsdp version %d shards %s one by one", config.strategy.version, ", ".join(names) or "the whole model")
+
+
+def recompute(model: torch.nn.Module, names: set[str]) -> None:
+    """Wrap layers so that their activations are computed again in the backward pass, with the same random numbers."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    for path, module in list(model.named_modules()):
+        if type(module).__name__ in names:
+            model.set_submodule(path, checkpoint_wrapper(module, preserve_rng_state=True))
 
 
 def layers(model: torch.nn.Module) -> list[str]:

@@ -75,8 +75,16 @@ def holding(model: Any, optimizer: Any) -> Holding:
         from pipeline.strategy.fsdp1 import Flattened
 
         return Flattened(model, inner)
-    module = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
-    return Tensors(module, inner)
+    return Tensors(bare(model), inner)
+
+
+def bare(model: Any) -> Any:
+    """The model itself, out of what DDP or DeepSpeed has put around it.
+
+    Accelerate's `unwrap_model` imports DeepSpeed in every job where it is installed, to see whether it is used.
+    """
+    wrapped = isinstance(model, torch.nn.parallel.DistributedDataParallel) or zero.is_engine(model)
+    return model.module if wrapped else model
 
 
 def plain(name: str) -> str:
@@ -142,6 +150,10 @@ class Tensors:
         from torch.distributed.fsdp import FSDPModule
 
         self.sharded = isinstance(module, FSDPModule)
+        for inner in module.modules() if self.sharded else ():
+            # After an evaluation some are still gathered: plain tensors, which the optimizer does not know.
+            if isinstance(inner, FSDPModule):
+                inner.reshard()
         self.module, self.optimizer = module, optimizer
         self.parameters = {plain(name): parameter for name, parameter in module.named_parameters()}
 

@@ -39,6 +39,11 @@ def held(model: Any) -> tuple[int, int]:
     if type(model).__name__ == "FullyShardedDataParallel":
         flats = [module._handle.flat_param for module in type(model).fsdp_modules(model) if module._handle]
         return sum(flat.numel() for flat in flats), sum(flat._unpadded_unsharded_size.numel() for flat in flats)
+    from torch.distributed.fsdp import FSDPModule
+
+    for inner in model.modules():
+        if isinstance(inner, FSDPModule):
+            inner.reshard()  # some are gathered after an evaluation
     for parameter in _module(model).parameters():
         if hasattr(parameter, "ds_tensor"):  # ZeRO-3
             mine += parameter.ds_tensor.numel()
@@ -65,6 +70,10 @@ def prove_active(config: Config, accelerator: Any, model: Any) -> None:
         wrong = _ddp(size, model)
     elif strategy.kind == "fsdp":
         wrong = _fsdp(strategy.version, model)
+        if strategy.activation_checkpointing and not any(
+            "_checkpoint_wrapped" in name for name, _ in model.named_modules()
+        ):
+            wrong.append("no layer recomputes its activations")
     else:
         LOGGER.info("deepspeed: configuration %s", accelerator.deepspeed_plugin.deepspeed_config)
         wrong = _deepspeed(strategy, model)

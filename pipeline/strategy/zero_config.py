@@ -93,13 +93,12 @@ def moments(config: Config) -> dict[str, Any]:
     return {"betas": (float(betas[0]), float(betas[1])), "eps": float(given.get("eps", EPS))}
 
 
-def resolve(config: Config, gpu: bool, steps: int | None = None) -> tuple[Mapping, list[str]]:
+def resolve(config: Config, gpu: bool) -> tuple[Mapping, list[str]]:
     """The configuration that DeepSpeed is given, and what the user should know of it.
 
     Args:
         config: with files read into it (`pipeline/strategy/files.py`).
         gpu: whether the workers have GPUs.
-        steps: optimizer steps of the whole run, where they are known.
 
     Raises:
         UserError: the two configurations disagree; all differences, with both values.
@@ -111,7 +110,7 @@ def resolve(config: Config, gpu: bool, steps: int | None = None) -> tuple[Mappin
     _precision(filling, config, gpu)
     _batches(filling, config)
     _optimizer(filling, config)
-    _scheduler(filling, config, steps)
+    _scheduler(filling, config, None)
     # Moments in the CPU's memory are stepped by PyTorch's fused AdamW. DeepSpeed's own, which GPU jobs can ask for, has
     # to be compiled on the machine that it runs on.
     own = filling.values.get("zero_force_ds_cpu_optimizer") is True
@@ -189,6 +188,18 @@ def _optimizer(filling: _Filling, config: Config) -> None:
     found = moments(config)
     filling.notes.append(f"its optimizer section: AdamW, betas {list(found['betas'])}, eps {found['eps']:g}")
     del filling.values["optimizer"]
+
+
+def check_schedule(config: Config, steps: int) -> None:
+    """Compare a `scheduler` section with a run of so many optimizer steps.
+
+    Raises:
+        UserError: they disagree; all differences, with both values.
+    """
+    filling = _Filling(copy.deepcopy(config.strategy.config) if isinstance(config.strategy.config, dict) else {})
+    _scheduler(filling, config, steps)
+    if filling.problems:
+        raise UserError(*filling.problems)
 
 
 def _scheduler(filling: _Filling, config: Config, steps: int | None) -> None:

@@ -1,6 +1,5 @@
 """Workers that are held up in the middle of training; what their watchdogs and the process group make of it."""
 
-import itertools
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -38,9 +37,8 @@ class Folder:
         return {int(path.name.split("-")[1]): path.read_text() for path in self.path.glob("stands-*")}
 
 
-def train(config: dict[str, Any], facts: dict[str, Any], board: str, held_up: str) -> int:
-    """Train as a worker does, but rank 1 is held up at its third batch (`loader`)
-    or in its first forward pass (`forward`)."""
+def train(config: dict[str, Any], facts: dict[str, Any], board: str) -> int:
+    """Train as a worker does, but rank 1 is held up by its data loader at the third batch; the steps done."""
     job, found = Config.model_validate(config), Facts.from_json(facts)
     # As Ray Train does with TorchConfig(timeout_s=...); Accelerate takes the group that is there.
     torch.distributed.init_process_group("gloo", timeout=timedelta(seconds=300))
@@ -49,18 +47,16 @@ def train(config: dict[str, Any], facts: dict[str, Any], board: str, held_up: st
     batches = assembly.batches(job, found, accelerator, training.tokenizer, None)
     parts = assembly.parts(job, found, accelerator, training, batches, loop.State(), Collected(None))
     rank = accelerator.process_index
-    if rank == 1 and held_up == "loader":
+    if rank == 1:
         original = batches.train
 
         def slow(step: int) -> Iterator[Any]:
-            for number in itertools.count():
+            for number, batch in enumerate(original(step)):
                 if number == 2:
                     time.sleep(HELD_UP_S)
-                yield from itertools.islice(original(step + number), 1)
+                yield batch
 
         batches.train = slow  # type: ignore[method-assign]
-    if rank == 1 and held_up == "forward":
-        parts.model.register_forward_pre_hook(lambda *_: time.sleep(HELD_UP_S))
     accelerator.wait_for_everyone()
     # Only now as short as the test wants it: on a busy machine one process loads its model much later than another.
     torch.distributed.distributed_c10d._set_pg_timeout(timedelta(seconds=job.run.collective_timeout_s))

@@ -1,6 +1,7 @@
 """What the processes of a world run under FSDP and DeepSpeed; runs lie in a local store, as workers leave them."""
 
 import json
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -56,11 +57,15 @@ class Saving:
 
 
 def train(
-    config: dict[str, Any], facts: dict[str, Any], run: str | None = None, resume: int | None = None
+    config: dict[str, Any],
+    facts: dict[str, Any],
+    run: str | None = None,
+    resume: int | None = None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Train as a worker does, from the checkpoint of a step on with `resume`; what came of it on this rank."""
     job, found = Config.model_validate(config), Facts.from_json(facts)
-    accelerator = strategy.accelerator(job, torch.device("cpu"))
+    accelerator = strategy.accelerator(job, _device(device))
     training = assembly.training(job, found, accelerator)
     saving, state = Saving(run if resume is None else None), loop.State()
     if resume is not None:
@@ -91,6 +96,15 @@ def train(
     }
 
 
+def _device(kind: str) -> torch.device:
+    """This rank's; a process has taken its GPU before Accelerate looks for one, as Ray does."""
+    if kind == "cpu":
+        return torch.device("cpu")
+    device = torch.device(kind, int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
 def _resumed(store: LocalStore, step: int, training: checkpoint.Training) -> loop.State:
     name, accelerator = checkpoint.Name(1, step), training.accelerator
     same = checkpoint.manifest(store, name)["world_size"] == accelerator.num_processes
@@ -109,7 +123,7 @@ def _logits(parts: loop.Parts) -> list[list[float]]:
     for batch in parts.batches.validation():
         with torch.no_grad(), parts.accelerator.autocast():
             logits = parts.model(**inputs(batch, parts.accelerator.device)).logits.float()
-        rows, values = parts.accelerator.gather_for_metrics((batch["row"], logits))
+        rows, values = parts.accelerator.gather_for_metrics((batch["row"].to(logits.device), logits))
         found |= dict(zip(rows.tolist(), values.tolist(), strict=True))
     return [found[row] for row in sorted(found) if row >= 0]
 

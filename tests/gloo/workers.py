@@ -1,11 +1,13 @@
 """The worker as it is, on bare processes: what it asks of Ray Train is answered here."""
 
 import os
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import ray.train
 import torch
+import torch.distributed
 
 from pipeline import worker
 from pipeline.config import Config
@@ -15,16 +17,29 @@ from pipeline.run import RunFolder
 
 
 def train(config: dict[str, Any], facts: dict[str, Any], owner: str) -> dict[str, Any]:
-    """`train_loop_per_worker` of a driver with the mark `owner`; what it returns."""
+    """`train_loop_per_worker` of a driver with the mark `owner`; what it returns.
+
+    `run.collective_timeout_s` holds from the first checkpoint on: on a busy machine one process starts much later than
+    another.
+    """
     job = worker.Job(Config.model_validate(config), Facts.from_json(facts), owner, 1, None, None)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+    def report(_: dict[str, Any], checkpoint: Any = None, checkpoint_upload_fn: Any = None, **more: Any) -> None:
+        """What Ray Train does with a report, without the thread."""
+        if checkpoint is not None:
+            checkpoint_upload_fn(checkpoint, more["checkpoint_dir_name"])
+            if size > 1:
+                limit = timedelta(seconds=job.config.run.collective_timeout_s)
+                torch.distributed.distributed_c10d._set_pg_timeout(limit)
+
     filesystem, root = RunFolder.of(job.config, owner).store.filesystem()
     storage = SimpleNamespace(
         build_checkpoint_path_from_name=lambda name: f"{root}/{name}", storage_filesystem=filesystem
     )
     before = {name: getattr(ray.train, name) for name in ("report", "get_context", "get_preemption_info")}
     found = Place.found
-    ray.train.report = _report
+    ray.train.report = report
     ray.train.get_context = lambda: SimpleNamespace(get_storage=lambda: storage)
     ray.train.get_preemption_info = lambda: None
     Place.found = lambda: Place(rank, rank, size, torch.device("cpu"))  # type: ignore[method-assign]
@@ -34,9 +49,3 @@ def train(config: dict[str, Any], facts: dict[str, Any], owner: str) -> dict[str
         for name, value in before.items():
             setattr(ray.train, name, value)
         Place.found = found  # type: ignore[method-assign]
-
-
-def _report(metrics: dict[str, Any], checkpoint: Any = None, checkpoint_upload_fn: Any = None, **more: Any) -> None:
-    """What Ray Train does with a report, without the thread."""
-    if checkpoint is not None:
-        checkpoint_upload_fn(checkpoint, more["checkpoint_dir_name"])

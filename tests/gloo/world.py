@@ -11,6 +11,8 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 DEADLINE_S = 120.0
+# Until the processes have imported torch; minutes where the machine is busy with other work.
+START_S = 300.0
 
 
 def _member(rank: int, size: int, port: int, scratch: str, pipe: Connection) -> None:
@@ -22,6 +24,7 @@ def _member(rank: int, size: int, port: int, scratch: str, pipe: Connection) -> 
     from accelerate.state import AcceleratorState
 
     torch.set_num_threads(1)
+    pipe.send("ready")
     while (order := pipe.recv()) is not None:
         module, name, arguments = order
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -40,7 +43,7 @@ class World:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self._pipes, self._processes = [], []
-        self.broken = False
+        self.broken = self.started = False
         for rank in range(size):
             ours, theirs = context.Pipe()
             process = context.Process(target=_member, args=(rank, size, port, scratch, theirs), daemon=True)
@@ -54,6 +57,7 @@ class World:
         A rank that does not answer within the deadline is an error, not a hang; so is the first one that fails, as the
         others may wait for it. After either the world is `broken`: its processes are ended.
         """
+        self._wait_for_start()
         for pipe in self._pipes:
             pipe.send((case.__module__, case.__name__, arguments))
         results: dict[int, Any] = {}
@@ -71,26 +75,36 @@ class World:
                     raise AssertionError(f"rank {open_[pipe]} of {case.__name__}:\n{problem}")
         return [results[rank] for rank in range(len(self._pipes))]
 
+    def _wait_for_start(self) -> None:
+        deadline = time.monotonic() + START_S
+        for rank, pipe in enumerate([] if self.started else self._pipes):
+            if not pipe.poll(max(0.0, deadline - time.monotonic())):
+                self._break()
+                raise TimeoutError(f"rank {rank} did not start in {START_S:g} s")
+            assert pipe.recv() == "ready"
+        self.started = True
+
     def _break(self) -> None:
         self.broken = True
         for process in self._processes:
             process.kill()
 
-    def outcomes(self, case: Callable[..., Any], **arguments: Any) -> list[tuple[str, Any]]:
-        """What becomes of `case` on each rank: `returned` and what, `raised` and what, `ended` and the exit status."""
+    def begin(self, case: Callable[..., Any], **arguments: Any) -> list[int]:
+        """Start `case` on each rank, for `outcome` to wait for; the process numbers by rank."""
         for pipe in self._pipes:
             pipe.send((case.__module__, case.__name__, arguments))
-        found: list[tuple[str, Any]] = []
-        for pipe, process in zip(self._pipes, self._processes, strict=True):
-            if not pipe.poll(DEADLINE_S):
-                raise TimeoutError(f"{case.__name__} did not end within {DEADLINE_S:g} s")
-            try:
-                problem, result = pipe.recv()
-                found.append(("raised", problem) if problem else ("returned", result))
-            except EOFError:
-                process.join(timeout=10)
-                found.append(("ended", process.exitcode))
-        return found
+        return [process.pid or 0 for process in self._processes]
+
+    def outcome(self, rank: int) -> tuple[str, Any]:
+        """What became of a case on a rank: `returned` and what, `raised` and what, or `ended` and the exit status."""
+        if not self._pipes[rank].poll(DEADLINE_S):
+            raise TimeoutError(f"rank {rank} did not end within {DEADLINE_S:g} s")
+        try:
+            problem, result = self._pipes[rank].recv()
+        except EOFError:
+            self._processes[rank].join(timeout=10)
+            return "ended", self._processes[rank].exitcode
+        return ("raised", problem) if problem else ("returned", result)
 
     def close(self) -> None:
         """End the processes."""

@@ -51,8 +51,15 @@ def test_unknown_torch_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
         select("rocm", tmp_path)
 
 
+def test_deepspeed_layer_finds_its_packages_in_the_lock() -> None:
+    wanted = re.search(r"keep = /\^\((deepspeed.*?)\)==/", (ROOT / "images/Dockerfile").read_text())
+    assert wanted is not None
+    extra = names((ROOT / "requirements/deepspeed.lock").read_text()) - names(LOCK.read_text())
+    assert set(wanted[1].split("|")) == extra
+
+
 def test_demo_layer_finds_its_packages_in_the_lock() -> None:
-    wanted = re.search(r"keep = /\^\((.*?)\)==/", (ROOT / "images/Dockerfile").read_text())
+    wanted = re.search(r"keep = /\^\((gt-.*?)\)==/", (ROOT / "images/Dockerfile").read_text())
     assert wanted is not None
     demo = names((ROOT / "requirements/demo.lock").read_text()) - names(LOCK.read_text())
     # Of the model's package only the folder of weights is read, never the code that would import this one.

@@ -89,8 +89,9 @@ def test_the_lock_files_hold_all_that_the_project_asks_for() -> None:
     extras = project["optional-dependencies"]
     asked = {
         "runtime.lock": project["dependencies"],
+        "deepspeed.lock": [*project["dependencies"], *extras["deepspeed"]],
         "demo.lock": [*project["dependencies"], *extras["demo"]],
-        "dev.lock": [*project["dependencies"], *extras["demo"], *extras["dev"]],
+        "dev.lock": [*project["dependencies"], *extras["demo"], *extras["deepspeed"], *extras["dev"]],
     }
     for name, lines in asked.items():
         for requirement in map(Requirement, lines):

@@ -42,9 +42,9 @@ def job(mapping: dict[str, Any] | str | None = None, **sections: dict[str, Any])
     return config
 
 
-def refused(mapping: dict[str, Any], gpu: bool = True, steps: int | None = None, **sections: dict[str, Any]) -> str:
+def refused(mapping: dict[str, Any], gpu: bool = True, **sections: dict[str, Any]) -> str:
     def resolved() -> None:
-        zero_config.resolve(job(mapping, **sections), gpu, steps)
+        zero_config.resolve(job(mapping, **sections), gpu)
 
     with pytest.raises(UserError) as caught:
         resolved()
@@ -113,10 +113,10 @@ def test_a_disagreement_is_refused_with_both_values(
 
 def test_warm_up_and_length_of_a_scheduler_section_are_compared_with_the_run() -> None:
     training = {"learning_rate": 2e-5, "batch_size_per_worker": 16, "lr_scheduler": "constant"}
-    found = refused(PUBLISHED_ZERO_2, steps=500, training=training)
-    assert "warmup_num_steps is 100" in found
-    assert "0.1 of 500 steps is 50" in found
-    zero_config.resolve(job(PUBLISHED_ZERO_2, training=training), gpu=True, steps=1000)
+    config = job(PUBLISHED_ZERO_2, training=training)
+    with pytest.raises(UserError, match=r"warmup_num_steps is 100, but .* 0\.1 of 500 steps is 50"):
+        zero_config.check_schedule(config, 500)
+    zero_config.check_schedule(config, 1000)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""What only GPUs can show: `make test-gpu`."""
