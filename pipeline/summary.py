@@ -7,7 +7,6 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.config import Config
-from pipeline.preflight import Check
 from pipeline.result import Result, is_metric, number
 
 
@@ -63,7 +62,7 @@ MOST_CLASSES = 20
 MOST_FILES = 5
 
 
-def show_checks(checks: list[Check], console: Console) -> None:
+def show_checks(checks: "list[Check]", console: Console) -> None:
     """The tables of `pipeline check`: a row for each check, then what is in the data."""
     table = Table("check", "", "found")
     for check in checks:

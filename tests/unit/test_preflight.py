@@ -229,7 +229,13 @@ def test_check_measures_a_share_of_the_rows_where_there_are_many(
 
 def test_check_tells_storage_model_and_capacity_to_scripts(files: Callable[..., list[str]]) -> None:
     arguments = [*files(), "data.engine=ray", "scaling.use_gpu=false"]
-    assert [step["name"] for step in details("storage", *arguments)["steps"]] == ["list", "write", "read", "claim", "delete"]
+    assert [step["name"] for step in details("storage", *arguments)["steps"]] == [
+        "list",
+        "write",
+        "read",
+        "claim",
+        "delete",
+    ]
     model = details("model", *arguments)
     assert (model["architecture"], model["layers"], model["max_tokens"]) == ("BertModel", 6, 512)
     capacity = details("capacity", *arguments)
