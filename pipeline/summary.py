@@ -1,6 +1,6 @@
 """What is printed at the end of a run, and when it is looked at again."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -8,6 +8,10 @@ from rich.text import Text
 
 from pipeline.config import Config
 from pipeline.result import Result, is_metric, number
+
+if TYPE_CHECKING:
+    # `pipeline runs` prints through here too, and need not wait for all that a check imports.
+    from pipeline.preflight import Check
 
 
 def _metrics(values: dict[str, Any]) -> str:
