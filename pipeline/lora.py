@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.config import Config
 from pipeline.errors import RunError, UserError
+from pipeline.model import outline
 
 ADAPTER, BASE, TRAINED = "adapter_model.safetensors", "base.json", "trained.safetensors"
 # Of each parameter's values, so that a print costs milliseconds whatever the size of the model.
@@ -29,11 +30,27 @@ def adapted(model: Any, config: Config) -> Any:
     Raises:
         UserError: `model.lora.target_modules` names no layer of the model.
     """
-    from peft import LoraConfig, TaskType, get_peft_model
-
     wanted = config.model.lora
     assert wanted.r is not None
     base = {"path": config.model.path, "revision": config.model.revision, "sample_sha256": sample_print(model)}
+    made = _with_adapters(model, config)
+    made.lora_base = base
+    return made
+
+
+def check(config: Config) -> None:
+    """Find out before any weight is loaded whether the model has the layers that adapters are asked for.
+
+    Raises:
+        UserError: `model.lora.target_modules` names no layer of the model.
+    """
+    _with_adapters(outline(config.model, config.storage), config)
+
+
+def _with_adapters(model: Any, config: Config) -> Any:
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    wanted = config.model.lora
     settings = LoraConfig(
         r=wanted.r,
         lora_alpha=wanted.alpha,
@@ -42,14 +59,12 @@ def adapted(model: Any, config: Config) -> Any:
         task_type=TaskType.CAUSAL_LM if config.model.task == "causal-lm" else TaskType.SEQ_CLS,
     )
     try:
-        made = get_peft_model(model, settings)
+        return get_peft_model(model, settings)
     except ValueError as error:
         raise UserError(
             f"model.lora.target_modules: found {wanted.target_modules!r}, expected names of layers of "
             f"{type(model).__name__}: {str(error).splitlines()[0]}"
         ) from error
-    made.lora_base = base
-    return made
 
 
 def is_adapted(model: Any) -> bool:

@@ -163,6 +163,16 @@ def load_tokenizer(model: Model, storage: Storage) -> Any:
     return tokenizer
 
 
+def outline(model: Model, storage: Storage) -> Any:
+    """The model's layers without any weights, on PyTorch's meta device: made in a moment, whatever its size."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    kind = AutoModelForCausalLM if model.task == "causal-lm" else AutoModelForSequenceClassification
+    with torch.device("meta"):
+        return kind.from_config(load_config(model, storage))
+
+
 def load_model(model: Model, storage: Storage, labels: list[str]) -> Any:
     """The model in float32 with a head for its task; call it under a fixed seed, as a new head's weights are random."""
     import torch

@@ -173,6 +173,10 @@ def _model(config: Config) -> tuple[str, ModelFacts]:
         raise UserError(
             f"data.max_length: {config.data.max_length} is more than {config.model.path} takes, {limit} tokens"
         )
+    if config.model.lora.r is not None:
+        from pipeline import lora
+
+        lora.check(config)
     return f"{found.architecture}, {found.layers} layers, up to {limit} tokens", found
 
 

@@ -1,14 +1,17 @@
 """What is printed at the end of a run, and when it is looked at again."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from pipeline.config import Config
-from pipeline.preflight import Check
 from pipeline.result import Result, is_metric, number
+
+if TYPE_CHECKING:
+    # `pipeline runs` prints through here too, and need not wait for all that a check imports.
+    from pipeline.preflight import Check
 
 
 def _metrics(values: dict[str, Any]) -> str:
@@ -63,7 +66,7 @@ MOST_CLASSES = 20
 MOST_FILES = 5
 
 
-def show_checks(checks: list[Check], console: Console) -> None:
+def show_checks(checks: "list[Check]", console: Console) -> None:
     """The tables of `pipeline check`: a row for each check, then what is in the data."""
     table = Table("check", "", "found")
     for check in checks:

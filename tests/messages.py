@@ -10,7 +10,18 @@ ERRORS = {"UserError", "RunError", "WorkerFailed", "StorageError", "Superseded",
 # Lists of problems that are raised, or reported, elsewhere, and the functions that give parts of them.
 COLLECT = {"note": 1, "append": 0, "fail": 0}
 LISTS = {"problems", "found", "wrong", "said"}
-GIVERS = {"problems", "check_names", "_improper", "_explain", "_expected", "differences", "_cause", "_wrong", "explain"}
+GIVERS = {
+    "problem",
+    "problems",
+    "check_names",
+    "_improper",
+    "_explain",
+    "_expected",
+    "differences",
+    "_cause",
+    "_wrong",
+    "explain",
+}
 MODELS = {"config.py", "strategy_config.py"}  # whose ValueErrors pydantic tells
 TABLE = "MEANING"  # what a store's error codes mean
 PLACE = "…"

@@ -185,6 +185,22 @@ def test_check_shows_what_labels_are_trained_as_in_every_task(
     assert found["first_rows"][0]["text"] == "[CLS] one [SEP] two [SEP]"
 
 
+def test_check_shows_texts_without_labels_for_a_language_model(files: Callable[..., list[str]], tmp_path: Path) -> None:
+    from tests import llama
+
+    model = llama.save(tmp_path / "llama")
+    content = "prompt,completion,left over\n" + "".join(f"Card {number}?, Yes,x\n" for number in range(4))
+    columns = "data.columns={prompt: prompt, completion: completion}"
+    arguments = [f"model.path={model}", "model.task=causal-lm", columns, "data.max_length=8"]
+    found = details("data", *files(content, content), *arguments)["train"]
+    assert (found["labels"], found["columns"]) == ({}, ["prompt", "completion", "left over"])
+    assert found["lengths"]["max"] > 8
+    assert found["truncated_share"] == 1.0
+    first = found["first_rows"][0]
+    assert (first["tokens"], first["label"], first["target"]) == (8, None, None)
+    assert first["text"].endswith("Yes</s>")
+
+
 def test_the_saved_mapping_of_labels_is_that_of_the_data(files: Callable[..., list[str]]) -> None:
     from pipeline.data.inspect import inspect
     from pipeline.model import load_config
@@ -213,7 +229,13 @@ def test_check_measures_a_share_of_the_rows_where_there_are_many(
 
 def test_check_tells_storage_model_and_capacity_to_scripts(files: Callable[..., list[str]]) -> None:
     arguments = [*files(), "data.engine=ray", "scaling.use_gpu=false"]
-    assert [step["name"] for step in details("storage", *arguments)["steps"]] == ["list", "write", "read", "delete"]
+    assert [step["name"] for step in details("storage", *arguments)["steps"]] == [
+        "list",
+        "write",
+        "read",
+        "claim",
+        "delete",
+    ]
     model = details("model", *arguments)
     assert (model["architecture"], model["layers"], model["max_tokens"]) == ("BertModel", 6, 512)
     capacity = details("capacity", *arguments)
