@@ -83,6 +83,9 @@ def _fit(prepared: Prepared, folder: RunFolder, capacity: cluster.Capacity, bega
     settings: dict[str, Any] = {}
     if config.data.engine == "ray":
         job, settings = _with_ray_data(job, folder)
+    if use_gpu and config.strategy.cpu_offload:
+        # What FSDP keeps in the memory of the CPU is summed over the ranks there, which NCCL cannot do.
+        settings["torch_config"] = ray.train.torch.TorchConfig(backend="cpu:gloo,cuda:nccl")
     filesystem, path = folder.store.filesystem()
     trainer = ray.train.torch.TorchTrainer(
         train_loop_per_worker,

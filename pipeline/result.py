@@ -2,8 +2,9 @@
 
 import math
 import platform
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 PACKAGES = ("pipeline", "ray", "torch", "accelerate", "transformers", "datasets", "evaluate", "pyarrow")
@@ -77,4 +78,7 @@ def number(value: float | None) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that the numbers depend on."""
-    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+    found = {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+    with suppress(PackageNotFoundError):
+        found["deepspeed"] = version("deepspeed")
+    return found
