@@ -163,12 +163,12 @@ class Context:
         # It was built on the optimizer as it was; this one takes the steps.
         scheduler.optimizer = inner
         if self._state.step and "scheduler" in saved:
-            scheduler.load_state_dict({**scheduler.state_dict(), **saved["scheduler"]})
-            for group, rate in zip(inner.param_groups, scheduler.get_last_lr(), strict=True):
-                group["lr"] = rate
-        model, optimizer, scheduler = (
-            self.training.model, self.training.optimizer, self.accelerator.prepare(scheduler),
-        )  # fmt: skip
+            schedule.restore(scheduler, saved["scheduler"])
+        if self._state.stopped_early and self._state.step < self.total_steps:
+            # What ended a shorter run early does not end one that was made longer.
+            self._state = replace(self._state, stopped_early=False, stale=0)
+        model, optimizer = self.training.model, self.training.optimizer
+        scheduler = self.accelerator.prepare(scheduler)
         self.extra.update(saved.get("own", {}))
         self.resumed_step = self._saved = self._state.step
         self._parts = Parts(
@@ -220,9 +220,9 @@ class Context:
         if line is None:
             return
         values = {"loss": line.pop("loss"), **values}
-        tensors = {name: value.detach().float() for name, value in values.items() if isinstance(value, torch.Tensor)}
+        tensors = {name: _whole(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
         asks = torch.tensor(float(self._run.check_due()), device=self.accelerator.device)
-        stacked = torch.stack([*(value.reshape(()) for value in tensors.values()), asks])
+        stacked = torch.stack([*(value.to(asks.device).reshape(()) for value in tensors.values()), asks])
         *means, asked = self.accelerator.reduce(stacked, reduction="mean").tolist()
         values |= dict(zip(tensors, means, strict=True))
         self._run.log(line | {name: float(value) for name, value in values.items()})
@@ -273,8 +273,9 @@ class Context:
         if not (self._due or self._evaluated):
             return
         if self._due:
-            kept = {name: value for name, value in self.parts.scheduler.state_dict().items() if _is_plain(value)}
-            self._state = replace(self._state, extra={"scheduler": kept, "own": dict(self.extra)})
+            self._state = replace(
+                self._state, extra={"scheduler": schedule.state(self.parts.scheduler), "own": dict(self.extra)}
+            )
             self._saved = self.step
         self._run.report(self._state, self._due)
         self._due = self._evaluated = False
@@ -293,7 +294,7 @@ class Context:
         self._state = replace(self._state, step=step)
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, list | tuple):
-        return all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, bool | int | float | str)
+def _whole(value: torch.Tensor) -> torch.Tensor:
+    """In float32; under FSDP2 a gradient norm comes as parts of it on all ranks."""
+    whole: torch.Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
+    return whole.detach().float()

@@ -1,7 +1,7 @@
 """The learning rate as a function of the optimizer step, whatever the worker count and the accumulation."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -34,3 +34,27 @@ def build(
         group.setdefault("initial_lr", group["lr"])
     warmup = int(total * warmup_ratio)
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step, total, warmup, kind), done - 1)
+
+
+def state(scheduler: Any) -> dict[str, Any]:
+    """What JSON can hold of the state of any scheduler."""
+    return {name: value for name, value in scheduler.state_dict().items() if _is_plain(value)}
+
+
+def restore(scheduler: Any, saved: dict[str, Any]) -> None:
+    """Put a scheduler where a checkpoint left it.
+
+    A schedule that is a function of the step is asked anew: over more epochs than before its rate is another.
+    """
+    scheduler.load_state_dict({**scheduler.state_dict(), **saved})
+    if isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
+        pairs = zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+        scheduler._last_lr = [base * share(scheduler.last_epoch) for base, share in pairs]
+    for group, rate in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), strict=True):
+        group["lr"] = rate
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)

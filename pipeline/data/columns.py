@@ -39,4 +39,9 @@ def problem(config: Config) -> str | None:
             "model.lora.r: with model.from_scratch the random weights under the adapters would be kept nowhere; save "
             "such a model into a folder first and give that as model.path"
         )
+    strategy = config.strategy
+    if config.model.lora.r is not None and strategy.kind == "fsdp" and strategy.version == 1:
+        return "model.lora.r: not with strategy.version 1, whose flat parameters mix trained and frozen ones; expected 2"
+    if config.training.activation_checkpointing and strategy.activation_checkpointing:
+        return "training.activation_checkpointing: strategy.activation_checkpointing does it already; give one of them"
     return None

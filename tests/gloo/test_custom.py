@@ -14,6 +14,7 @@ import pytest
 from pipeline.custom import resolve
 from pipeline.errors import UserError
 from pipeline.settings import load
+from pipeline.strategy import files
 from tests.gloo import cases
 from tests.gloo.test_numbers import ABSOLUTE, RELATIVE, train
 from tests.gloo.world import World
@@ -54,6 +55,25 @@ def test_a_function_that_does_what_the_built_in_loop_does_gets_its_numbers(
     assert results[0]["final_rate"] == 0.0
     waiting, stepping = results[0]["clock"]
     assert 0 < waiting < stepping
+
+
+@pytest.mark.parametrize("strategy", [{"kind": "fsdp"}, {"kind": "deepspeed", "zero_stage": 2}], ids=["fsdp", "zero-2"])
+def test_under_a_sharded_strategy_too_and_it_resumes(
+    world: Worlds, job: Job, tmp_path: Path, strategy: dict[str, object]
+) -> None:
+    # DeepSpeed clips in its own step, to the configured norm.
+    sections = {"training": {**TRAINING, "max_grad_norm": 1.0}, "checkpoint": {"every": 5}, "scaling": {"workers": 2}}
+    built_in = train(world(2), job(**sections))[0]
+    config, facts = job(**sections, run=address("as_built_in"), strategy=strategy)
+    made = files.inlined(config)[0], facts
+    found = own(world(2), made, folder=str(tmp_path))[0]
+    losses, expected = ([line["loss"] for line in lines] for lines in (found["steps"], built_in["steps"]))
+    np.testing.assert_allclose(losses, expected, rtol=2e-3, atol=ABSOLUTE)
+    resumed = own(world(2), made, resume=str(tmp_path / "step-10"))[0]
+    assert [line["loss"] for line in resumed["steps"]] == losses[10:]
+    assert [line["learning_rate"] for line in resumed["steps"]] == [
+        line["learning_rate"] for line in built_in["steps"][10:]
+    ]
 
 
 def test_it_resumes_in_the_middle_of_an_epoch_with_what_it_has_kept(world: Worlds, job: Job, tmp_path: Path) -> None:

@@ -208,6 +208,14 @@ def test_causal_lm_trains_adapters_on_completions_and_keeps_the_lowest_perplexit
         ),
         (["model.task=causal-lm", "data.columns.text_pair=b"], "data.columns.text_pair: not for causal-lm"),
         (["model.lora.r=8", "model.from_scratch=true"], "model.lora.r: with model.from_scratch"),
+        (
+            ["model.lora.r=8", "strategy={kind: fsdp, version: 1, state_dict: full}"],
+            "model.lora.r: not with strategy.version 1",
+        ),
+        (
+            ["training.activation_checkpointing=true", "strategy={kind: fsdp, activation_checkpointing: true}"],
+            "training.activation_checkpointing: strategy.activation_checkpointing does it already",
+        ),
     ],
 )
 def test_settings_of_a_language_model_that_do_not_go_together_are_refused(overrides: list[str], words: str) -> None:
