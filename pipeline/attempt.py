@@ -86,30 +86,12 @@ class Attempt:
         )  # fmt: skip
 
     def _resumed(self, training: checkpoint.Training) -> loop.State:
-        """The state of the checkpoint, put into model and optimizer; every rank calls it.
-
-        Each node fetches the checkpoint once, and its workers read the same folder. Of large files only those of this
-        node's ranks are fetched, unless the number of workers has changed.
-        """
-        from accelerate.utils import gather_object
-
-        name, place, store = self.resumes_from, self.place, self.folder.store
-        if name is None:
+        if self.resumes_from is None:
             return loop.State()
-        mine, host = self.scratch / name, socket.gethostname()
-        places = gather_object([(host, place.rank)])
-        if place.local_rank == 0:
-            here = {rank for other, rank in places if other == host}
-            same = checkpoint.manifest(store, name)["world_size"] == place.world_size
-            checkpoint.download(store, name, mine, lambda file: shards.belongs_to(file, here if same else None))
-        folders = dict(gather_object([(host, str(mine))] if place.local_rank == 0 else []))
-        state = loop.State(**checkpoint.load(Path(folders[host]), training))
-        self.accelerator.wait_for_everyone()
-        if place.local_rank == 0:
-            shutil.rmtree(mine)
-        LOGGER.info("resumed from %s at step %d", name, state.step)
-        if place.rank == 0:
-            self.board.post(event=f"attempt {self.number} resumes from {name} at step {state.step}")
+        state = resumed(self.folder, self.resumes_from, training, self.place, self.scratch)
+        LOGGER.info("resumed from %s at step %d", self.resumes_from, state.step)
+        if self.place.rank == 0:
+            self.board.post(event=f"attempt {self.number} resumes from {self.resumes_from} at step {state.step}")
         return state
 
     def _tell_schedule(self, batches: Batches) -> None:
@@ -150,3 +132,25 @@ class Attempt:
             "parameters_sha256": print_,
             "workers": workers,
         }
+
+
+def resumed(folder: RunFolder, name: str, training: checkpoint.Training, place: Place, scratch: Path) -> loop.State:
+    """The state of a checkpoint, put into model and optimizer; every rank calls it.
+
+    Each node fetches the checkpoint once, and its workers read the same folder. Of large files only those of this
+    node's ranks are fetched, unless the number of workers has changed.
+    """
+    from accelerate.utils import gather_object
+
+    mine, host = scratch / name, socket.gethostname()
+    places = gather_object([(host, place.rank)])
+    if place.local_rank == 0:
+        here = {rank for other, rank in places if other == host}
+        same = checkpoint.manifest(folder.store, name)["world_size"] == place.world_size
+        checkpoint.download(folder.store, name, mine, lambda file: shards.belongs_to(file, here if same else None))
+    folders = dict(gather_object([(host, str(mine))] if place.local_rank == 0 else []))
+    state = loop.State(**checkpoint.load(Path(folders[host]), training))
+    training.accelerator.wait_for_everyone()
+    if place.local_rank == 0:
+        shutil.rmtree(mine)
+    return state

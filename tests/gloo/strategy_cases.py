@@ -108,15 +108,15 @@ def _device(kind: str) -> torch.device:
 
 def _resumed(store: LocalStore, step: int, training: checkpoint.Training) -> loop.State:
     """As a worker of Ray does it, which fetches once on each node and only its own files where it can."""
+    from pipeline.attempt import resumed
     from pipeline.reporter import Place
     from pipeline.run import RunFolder
-    from pipeline.worker import _resume
 
     accelerator = training.accelerator
     rank, local, size = accelerator.process_index, accelerator.local_process_index, accelerator.num_processes
     place = Place(rank, local, size, accelerator.device)
     with tempfile.TemporaryDirectory() as folder:
-        return _resume(RunFolder(store), str(checkpoint.Name(1, step)), training, place, Path(folder))
+        return resumed(RunFolder(store), str(checkpoint.Name(1, step)), training, place, Path(folder))
 
 
 def _logits(parts: loop.Parts) -> list[list[float]]:

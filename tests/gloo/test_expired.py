@@ -33,7 +33,7 @@ def test_a_run_whose_token_expires_says_so_and_a_new_one_goes_on_from_its_last_c
         )  # fmt: skip
         run = open_store(server).child("expiring")
         # Processes of its own, which have the server's keys in their environment.
-        world = World(1)
+        world = World(1, str(tmp_path))
         try:
             proxy.spoil(expire, "PUT", "checkpoint-00000010-a001/model")
             with pytest.raises(RunError) as caught:
