@@ -17,7 +17,7 @@ from pipeline.progress import Display
 from pipeline.result import Result, versions
 from pipeline.run import METRICS, RunFolder
 from pipeline.storage import resolve
-from pipeline.strategy.files import problems as strategy_problems
+from pipeline.strategy import files
 from pipeline.worker import Job, train_loop_per_worker
 
 LOGGER = logging.getLogger("pipeline")
@@ -74,8 +74,10 @@ def train(config: Config) -> Result:
 
 
 def _capacity(config: Config, capacity: cluster.Capacity) -> tuple[str, list[str]]:
-    problems = cluster.problems(config, capacity) + strategy_problems(config, cluster.uses_gpu(config, capacity))
-    return capacity.describe(), problems
+    use_gpu = cluster.uses_gpu(config, capacity)
+    problems = files.problems(config, use_gpu)
+    notes = [] if problems else files.notes(config, use_gpu)
+    return "; ".join([capacity.describe(), *notes]), cluster.problems(config, capacity) + problems
 
 
 def _with_storage(config: Config, stack: ExitStack) -> Config:
