@@ -16,9 +16,7 @@ from pipeline.metrics import best_of, check_names, names_of
 from pipeline.model import ModelFacts, describe
 from pipeline.probe import Step, probe
 from pipeline.storage import open_store
-from pipeline.strategy.files import describe as describe_strategy
-from pipeline.strategy.files import inlined
-from pipeline.strategy.files import problems as strategy_problems
+from pipeline.strategy import files
 from pipeline.strategy.zero_config import check_schedule
 
 Value = TypeVar("Value")
@@ -126,8 +124,8 @@ def _train_func(config: Config) -> tuple[str, bool]:
 
 
 def _strategy(config: Config) -> tuple[str, Config]:
-    changed, notes = inlined(config)
-    return "; ".join([describe_strategy(changed), *notes]), changed
+    changed, notes = files.inlined(config)
+    return "; ".join([files.describe(changed), *notes]), changed
 
 
 def _schedule(config: Config, rows: int) -> tuple[str, bool]:
@@ -181,17 +179,18 @@ def _model(config: Config) -> tuple[str, ModelFacts]:
 
 
 def _capacity(config: Config, capacity: cluster.Capacity) -> tuple[str, dict[str, Any]]:
-    problems = cluster.problems(config, capacity) + strategy_problems(config, cluster.uses_gpu(config, capacity))
+    use_gpu = cluster.uses_gpu(config, capacity)
+    problems = cluster.problems(config, capacity) + files.problems(config, use_gpu)
     if problems:
         raise UserError(*problems)
-    each = cluster.per_worker(config, cluster.uses_gpu(config, capacity))
+    each = cluster.per_worker(config, use_gpu)
     words = ", ".join(f"{amount:g} {name}" for name, amount in sorted(each.items()))
     beside = cluster.DATA_CPUS if config.data.engine == "ray" else 0.0
     asked = f"{config.scaling.workers} workers of {words} each" + (
         f" and {beside:g} CPU for Ray Data" if beside else ""
     )
     needs = {"workers": config.scaling.workers, "resources_per_worker": each, "cpus_for_data": beside}
-    return f"{capacity.describe()} for {asked}", needs
+    return "; ".join([f"{capacity.describe()} for {asked}", *files.notes(config, use_gpu)]), needs
 
 
 def _storage(config: Config) -> tuple[str, list[Step]]:
