@@ -27,6 +27,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], 
     os.environ["HF_MODULES_CACHE"] = str(tmp_path_factory.mktemp("modules"))
 
     def of(size: int) -> World:
+        if size in worlds and worlds[size].broken:
+            worlds.pop(size).close()
         if size not in worlds:
             worlds[size] = World(size)
         return worlds[size]

