@@ -91,6 +91,7 @@ class World:
 
     def begin(self, case: Callable[..., Any], **arguments: Any) -> list[int]:
         """Start `case` on each rank, for `outcome` to wait for; the process numbers by rank."""
+        self._wait_for_start()
         for pipe in self._pipes:
             pipe.send((case.__module__, case.__name__, arguments))
         return [process.pid or 0 for process in self._processes]
@@ -112,6 +113,6 @@ class World:
             if process.is_alive():
                 pipe.send(None)
         for process in self._processes:
-            process.join(timeout=10)
+            process.join(timeout=0 if self.broken else 10)
             if process.is_alive():
                 process.kill()
