@@ -64,12 +64,12 @@ def inlined(config: Config) -> tuple[Config, list[str]]:
     Raises:
         UserError: a file is wrong, or disagrees with the configuration.
     """
-    found: list[str] = []
+    notes: list[str] = []
     if config.strategy.accelerate_config is not None:
-        config, found = _accelerate(config, config.strategy.accelerate_config)
+        config, notes = _accelerate(config, config.strategy.accelerate_config)
     strategy = config.strategy
     if strategy.kind != "deepspeed":
-        return config, found
+        return config, notes
     mapping = strategy.config
     if isinstance(mapping, str):
         mapping = read_mapping(mapping, "strategy.config")
@@ -84,7 +84,7 @@ def inlined(config: Config) -> tuple[Config, list[str]]:
     if precision in ("fp16", "bf16") and training.mixed_precision == "no":
         # The default says nothing against what the file asks for.
         training = training.model_copy(update={"mixed_precision": precision})
-        found.append(f"mixed precision {precision} from strategy.config")
+        notes.append(f"mixed precision {precision} from strategy.config")
     update: Mapping = {"config": mapping}
     problems = []
     stage = zero.get("stage", "auto")
@@ -101,7 +101,7 @@ def inlined(config: Config) -> tuple[Config, list[str]]:
     if problems:
         raise UserError(*problems)
     changed = _validated(config, strategy=strategy.model_dump() | update, training=training.model_dump())
-    return changed, found
+    return changed, notes
 
 
 def _validated(config: Config, **sections: Mapping) -> Config:
