@@ -19,8 +19,9 @@ Job = Callable[..., Any]
 
 
 @pytest.fixture
-def two() -> Iterator[World]:
-    """Two processes of their own, since some of them do not survive."""
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Two processes of their own, since some of them do not survive, and leave behind what they had on disk."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     world = World(2)
     yield world
     world.close()
