@@ -73,12 +73,10 @@ def inlined(config: Config) -> tuple[Config, list[str]]:
     mapping = strategy.config
     if isinstance(mapping, str):
         mapping = read_mapping(mapping, "strategy.config")
+    malformed = zero_config.malformed(mapping or {})
+    if malformed:
+        raise UserError(*malformed)
     zero = (mapping or {}).get("zero_optimization", {})
-    if not isinstance(zero, dict) or any(
-        not isinstance(value, dict) for key in ("fp16", "bf16", "optimizer", "scheduler")
-        if (value := (mapping or {}).get(key)) is not None
-    ):  # fmt: skip
-        raise UserError("strategy.config: zero_optimization, fp16, bf16, optimizer and scheduler must be mappings")
     precision = zero_config.precision(mapping or {})
     training = config.training
     if precision in ("fp16", "bf16") and training.mixed_precision == "no":
@@ -93,7 +91,7 @@ def inlined(config: Config) -> tuple[Config, list[str]]:
     if strategy.zero_stage is None:
         update["zero_stage"] = 2 if stage == "auto" else stage
     for key, name in (("offload_optimizer", "offload_optimizer"), ("offload_param", "offload_parameters")):
-        device = (zero.get(key) or {}).get("device", "auto")
+        device = zero.get(key, {}).get("device", "auto")
         if device not in ("auto", "none", "cpu"):
             problems.append(f"strategy.config: zero_optimization.{key}.device is {device!r}; expected none or cpu")
         if getattr(strategy, name) is None:

@@ -174,10 +174,16 @@ class Lab:
             ["env", *call], env=self.cluster.tools.variables(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         try:
+            wait_for("the forwarded port", 30, self._answers)
             yield
         finally:
             forward.terminate()
             forward.wait()
+
+    def _answers(self) -> tuple[bool | None, str]:
+        with socket.socket() as client:
+            client.settimeout(1)
+            return (True if client.connect_ex(("127.0.0.1", self._port or 0)) == 0 else None), f"port {self._port}"
 
     def processes(self, pod: dict[str, Any]) -> tuple[str, list[str]]:
         """The node of a pod and the ids, as the node sees them, of all processes of its first container."""
