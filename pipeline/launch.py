@@ -83,14 +83,13 @@ def _fit(prepared: Prepared, folder: RunFolder, capacity: cluster.Capacity, bega
     settings: dict[str, Any] = {}
     if config.data.engine == "ray":
         job, settings = _with_ray_data(job, folder)
-    if use_gpu and config.strategy.cpu_offload:
-        # What FSDP keeps in the memory of the CPU is summed over the ranks there, which NCCL cannot do.
-        settings["torch_config"] = ray.train.torch.TorchConfig(backend="cpu:gloo,cuda:nccl")
+    # What FSDP keeps in the memory of the CPU is summed over the ranks there, which NCCL cannot do.
+    backend = "cpu:gloo,cuda:nccl" if use_gpu and config.strategy.cpu_offload else None
     filesystem, path = folder.store.filesystem()
     trainer = ray.train.torch.TorchTrainer(
         train_loop_per_worker,
         train_loop_config=job.to_dict(),
-        torch_config=ray.train.torch.TorchConfig(timeout_s=config.run.collective_timeout_s),
+        torch_config=ray.train.torch.TorchConfig(backend=backend, timeout_s=config.run.collective_timeout_s),
         scaling_config=ray.train.ScalingConfig(
             num_workers=config.scaling.workers, use_gpu=use_gpu, resources_per_worker=resources
         ),
