@@ -38,8 +38,8 @@ test-fast: $(INSTALLED) ## unit tests and numbers on bare processes
 test-e2e: $(INSTALLED) ## the core of the kind suite; needs Docker
 	$(BIN)/pytest tests/e2e -m e2e $(ARGS)
 
-test-all: test ## and killed runs, the kind suite and its long fault cases; says what it could not run
-	$(BIN)/pytest tests/ray -m slow -rs $(ARGS)
+test-all: test ## and all strategies, killed runs, the kind suite and its long fault cases; says what it could not run
+	$(BIN)/pytest tests/gloo tests/ray -m slow -rs $(ARGS)
 	$(BIN)/pytest tests/e2e -m "e2e or e2e_long" -rs $(ARGS)
 
 test-gpu: $(INSTALLED) ## on a machine with an NVIDIA GPU

@@ -17,7 +17,7 @@ from pipeline.progress import Display
 from pipeline.result import Result, versions
 from pipeline.run import METRICS, RunFolder
 from pipeline.storage import resolve
-from pipeline.strategy.files import problems as strategy_problems
+from pipeline.strategy import files
 from pipeline.worker import Job, train_loop_per_worker
 
 LOGGER = logging.getLogger("pipeline")
@@ -74,8 +74,10 @@ def train(config: Config) -> Result:
 
 
 def _capacity(config: Config, capacity: cluster.Capacity) -> tuple[str, list[str]]:
-    problems = cluster.problems(config, capacity) + strategy_problems(config, cluster.uses_gpu(config, capacity))
-    return capacity.describe(), problems
+    use_gpu = cluster.uses_gpu(config, capacity)
+    problems = files.problems(config, use_gpu)
+    notes = [] if problems else files.notes(config, use_gpu)
+    return "; ".join([capacity.describe(), *notes]), cluster.problems(config, capacity) + problems
 
 
 def _with_storage(config: Config, stack: ExitStack) -> Config:
@@ -99,6 +101,9 @@ def _fit(prepared: Prepared, folder: RunFolder, capacity: cluster.Capacity, bega
     settings: dict[str, Any] = {}
     if config.data.engine == "ray":
         job, settings = _with_ray_data(job, folder)
+    if use_gpu and config.strategy.cpu_offload:
+        # What FSDP keeps in the memory of the CPU is summed over the ranks there, which NCCL cannot do.
+        settings["torch_config"] = ray.train.torch.TorchConfig(backend="cpu:gloo,cuda:nccl")
     filesystem, path = folder.store.filesystem()
     trainer = ray.train.torch.TorchTrainer(
         train_loop_per_worker,

@@ -1,8 +1,9 @@
 """What a run has come to: the fields of `result.json`."""
 
 import platform
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 PACKAGES = ("pipeline", "ray", "torch", "accelerate", "transformers", "datasets", "evaluate", "pyarrow")
@@ -62,4 +63,7 @@ def is_metric(name: str) -> bool:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that the numbers depend on."""
-    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+    found = {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+    with suppress(PackageNotFoundError):
+        found["deepspeed"] = version("deepspeed")
+    return found

@@ -64,27 +64,25 @@ def inlined(config: Config) -> tuple[Config, list[str]]:
     Raises:
         UserError: a file is wrong, or disagrees with the configuration.
     """
-    notes: list[str] = []
+    found: list[str] = []
     if config.strategy.accelerate_config is not None:
-        config, notes = _accelerate(config, config.strategy.accelerate_config)
+        config, found = _accelerate(config, config.strategy.accelerate_config)
     strategy = config.strategy
     if strategy.kind != "deepspeed":
-        return config, notes
+        return config, found
     mapping = strategy.config
     if isinstance(mapping, str):
         mapping = read_mapping(mapping, "strategy.config")
+    malformed = zero_config.malformed(mapping or {})
+    if malformed:
+        raise UserError(*malformed)
     zero = (mapping or {}).get("zero_optimization", {})
-    if not isinstance(zero, dict) or any(
-        not isinstance(value, dict) for key in ("fp16", "bf16", "optimizer", "scheduler")
-        if (value := (mapping or {}).get(key)) is not None
-    ):  # fmt: skip
-        raise UserError("strategy.config: zero_optimization, fp16, bf16, optimizer and scheduler must be mappings")
-    said = zero_config.precision(mapping or {})
+    precision = zero_config.precision(mapping or {})
     training = config.training
-    if said in ("fp16", "bf16") and training.mixed_precision == "no":
+    if precision in ("fp16", "bf16") and training.mixed_precision == "no":
         # The default says nothing against what the file asks for.
-        training = training.model_copy(update={"mixed_precision": said})
-        notes.append(f"mixed precision {said} from strategy.config")
+        training = training.model_copy(update={"mixed_precision": precision})
+        found.append(f"mixed precision {precision} from strategy.config")
     update: Mapping = {"config": mapping}
     problems = []
     stage = zero.get("stage", "auto")
@@ -93,7 +91,7 @@ def inlined(config: Config) -> tuple[Config, list[str]]:
     if strategy.zero_stage is None:
         update["zero_stage"] = 2 if stage == "auto" else stage
     for key, name in (("offload_optimizer", "offload_optimizer"), ("offload_param", "offload_parameters")):
-        device = (zero.get(key) or {}).get("device", "auto")
+        device = zero.get(key, {}).get("device", "auto")
         if device not in ("auto", "none", "cpu"):
             problems.append(f"strategy.config: zero_optimization.{key}.device is {device!r}; expected none or cpu")
         if getattr(strategy, name) is None:
@@ -101,7 +99,7 @@ def inlined(config: Config) -> tuple[Config, list[str]]:
     if problems:
         raise UserError(*problems)
     changed = _validated(config, strategy=strategy.model_dump() | update, training=training.model_dump())
-    return changed, notes
+    return changed, found
 
 
 def _validated(config: Config, **sections: Mapping) -> Config:
@@ -144,9 +142,9 @@ def _accelerate(config: Config, file: str) -> tuple[Config, list[str]]:
             problems.append(f"{file}: {key} is not supported here; remove it")
     if problems:
         raise UserError(*(f"strategy.accelerate_config: {problem}" for problem in problems))
-    notes = [f"{file}: not used, as only accelerate launch needs it: {', '.join(sorted(ignored))}"] if ignored else []
+    words = [f"{file}: not used, as only accelerate launch needs it: {', '.join(sorted(ignored))}"] if ignored else []
     changed = _validated(config, strategy=config.strategy.model_dump() | strategy, training=training)
-    return changed, notes
+    return changed, words
 
 
 def _flag(value: Any) -> bool:
@@ -257,3 +255,8 @@ def problems(config: Config, gpu: bool) -> list[str]:
             except UserError as error:
                 found += error.problems
     return found
+
+
+def notes(config: Config, gpu: bool) -> list[str]:
+    """What the user should know of a strategy without problems, on workers with or without GPUs."""
+    return zero_config.resolve(config, gpu)[1] if config.strategy.kind == "deepspeed" else []

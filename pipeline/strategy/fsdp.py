@@ -1,6 +1,7 @@
 """FSDP: the plugin, the layers that are sharded one by one, and how Accelerate is made to use it on CPUs."""
 
 import logging
+import os
 from collections import Counter
 from typing import Any
 
@@ -17,8 +18,15 @@ def accelerator(config: Config, device: torch.device, settings: dict[str, Any]) 
     from accelerate import Accelerator
 
     plugin = _plugin(config)
+    # Where Accelerate makes the process group itself, it then adds gloo for tensors in the memory of the CPU.
+    os.environ["FSDP_OFFLOAD_PARAMS"] = str(config.strategy.cpu_offload).lower()
     if device.type != "cpu":
         return Accelerator(fsdp_plugin=plugin, **settings)
+    if config.strategy.cpu_offload:
+        # Pinning memory for transfers asks for a GPU.
+        from torch.distributed.fsdp import CPUOffloadPolicy
+
+        plugin.cpu_offload = CPUOffloadPolicy(pin_memory=False)
     made = Accelerator(cpu=True, **settings)
     _use_on_cpu(plugin)
     return made

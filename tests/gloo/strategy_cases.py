@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pipeline import assembly, checkpoint, loop, shards, strategy, tasks
+from pipeline import assembly, checkpoint, loop, strategy, tasks
 from pipeline.config import Config
 from pipeline.data.inspect import Facts
 from pipeline.local_store import LocalStore
@@ -106,14 +106,16 @@ def _device(kind: str) -> torch.device:
 
 
 def _resumed(store: LocalStore, step: int, training: checkpoint.Training) -> loop.State:
-    name, accelerator = checkpoint.Name(1, step), training.accelerator
-    same = checkpoint.manifest(store, name)["world_size"] == accelerator.num_processes
-    ranks = {accelerator.process_index} if same else None
+    """As a worker of Ray does it, which fetches once on each node and only its own files where it can."""
+    from pipeline.reporter import Place
+    from pipeline.run import RunFolder
+    from pipeline.worker import _resume
+
+    accelerator = training.accelerator
+    rank, local, size = accelerator.process_index, accelerator.local_process_index, accelerator.num_processes
+    place = Place(rank, local, size, accelerator.device)
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint.download(store, name, Path(folder), lambda file: shards.belongs_to(file, ranks))
-        values = checkpoint.load(Path(folder), training)
-    accelerator.wait_for_everyone()
-    return loop.State(**values)
+        return _resume(RunFolder(store), str(checkpoint.Name(1, step)), training, place, Path(folder))
 
 
 def _logits(parts: loop.Parts) -> list[list[float]]:

@@ -36,6 +36,7 @@ STRATEGIES: dict[str, dict[str, object]] = {
     "zero-3": {**ZERO, "zero_stage": 3},
     "fsdp-full": {"kind": "fsdp", "state_dict": "full"},
     "fsdp-recomputing": {"kind": "fsdp", "activation_checkpointing": True, "reshard_after_forward": False},
+    "fsdp-offload": {"kind": "fsdp", "cpu_offload": True},
     "zero-0": {**ZERO, "zero_stage": 0},
     "zero-1": {**ZERO, "zero_stage": 1},
     "zero-2": {**ZERO, "zero_stage": 2},

@@ -24,7 +24,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1200)]
 GPU_STRATEGIES: dict[str, dict[str, object]] = {
     **STRATEGIES,
     "fsdp-1": {"kind": "fsdp", "version": 1, "state_dict": "full"},
-    "fsdp-offload": {"kind": "fsdp", "cpu_offload": True},
 }
 __all__ = ["job"]  # the fixture
 

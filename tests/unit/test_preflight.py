@@ -55,15 +55,36 @@ def test_a_good_job_passes_every_check(files: Callable[..., list[str]]) -> None:
         (TEXTS, TEXTS, ["training.mixed_precision=fp16", "scaling.use_gpu=false"], ["fp16 needs a GPU"]),
         (TEXTS, TEXTS, ["scaling.workers=4000", "training.epochs=1"], ["4000 workers", "can hold"]),
         (TEXTS, TEXTS, ["scaling.use_gpu=true"], ["1 GPU", "0 GPUs"]),
+        (TEXTS, TEXTS, ["strategy.kind=fsdp", "strategy.version=1"], ["strategy.version: 1 needs GPUs"]),
+        (TEXTS, TEXTS, ["strategy.kind=deepspeed", "strategy.config={folder}/batch.json"],
+         ["train_micro_batch_size_per_gpu is 5", "is 32"]),
+        (TEXTS, TEXTS, ["strategy.kind=deepspeed", "strategy.config={folder}/warm-up.json"],
+         ["warmup_num_steps is 9", "of 2 steps is 0"]),
+        (TEXTS, TEXTS, ["strategy.accelerate_config=missing.yaml"], ["accelerate_config: missing.yaml: no such file"]),
         (TEXTS, TEXTS, ["storage={path: s3://bucket/x, endpoint_url: http://127.0.0.1:9}"], ["127.0.0.1:9"]),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_with_what_was_found(
-    files: Callable[..., list[str]], train: str, validation: str, more: list[str], words: list[str]
+    files: Callable[..., list[str]], tmp_path: Path, train: str, validation: str, more: list[str], words: list[str]
 ) -> None:
-    problems = _problems(*files(train, validation), *more)
+    (tmp_path / "batch.json").write_text('{"train_micro_batch_size_per_gpu": 5}')
+    scheduler = {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 9}}
+    (tmp_path / "warm-up.json").write_text(json.dumps({"scheduler": scheduler}))
+    problems = _problems(*files(train, validation), *(setting.replace("{folder}", str(tmp_path)) for setting in more))
     assert problems
     assert any(all(word in problem for word in words) for problem in problems), problems
+
+
+def test_the_table_says_what_becomes_of_a_deepspeed_configuration(
+    files: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 1}, "fp16": {"enabled": true}}')
+    settings = ["strategy.kind=deepspeed", f"strategy.config={tmp_path}/ds.json"]
+    found = {row.name: row for row in check(load(None, [*files(), *settings], {}))}
+    assert all(row.passed for row in found.values())
+    assert "ZeRO stage 1" in found["strategy"].found
+    assert "mixed precision fp16 from strategy.config" in found["strategy"].found
+    assert "bf16 in place of fp16" in found["capacity"].found
 
 
 def test_problems_of_all_kinds_are_reported_together_and_nothing_is_written(

@@ -101,6 +101,12 @@ def test_numbers_of_an_optimizer_section_are_those_of_adamw() -> None:
         ({"zero_optimization": {"stage": 2, "sub_group_size": "auto"}}, {}, ["sub_group_size is 'auto'", "fills"]),
         ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, {}, ["'nvme'", "none"]),
         ({"zero_optimization": {"stage": 4}}, {}, ["stage is 4", "expected 0, 1, 2 or 3"]),
+        ({"zero_optimization": 2}, {}, ["zero_optimization is 2", "expected a mapping"]),
+        ({"zero_optimization": {"stage": 2, "offload_param": "cpu"}}, {}, ["offload_param is 'cpu'", "a mapping"]),
+        ({"optimizer": {"type": "AdamW", "params": None}}, {}, ["optimizer.params is None", "a mapping"]),
+        ({"optimizer": {"type": "AdamW", "params": {"betas": 0.9}}}, {}, ["betas is 0.9", "two numbers"]),
+        ({"scheduler": []}, {}, ["scheduler is []", "a mapping"]),
+        ({"optimizer": {"type": "Adam", "params": {"amsgrad": True}}}, {}, ["params.amsgrad has no counterpart"]),
     ],
 )  # fmt: skip
 def test_a_disagreement_is_refused_with_both_values(
