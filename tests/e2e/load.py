@@ -38,8 +38,11 @@ def share(tools: Tools, layers: Path, nodes: Iterable[str], image: str) -> None:
     database = layers.parent / "image/overlay2/imagedb/content/sha256"
     config = (database / described["Id"].removeprefix("sha256:")).read_bytes()
     archive = _archive_without_layers(image, config, diffs)
+    script = (HERE / "node/share-layers").read_bytes()
     for node in nodes:
-        tools.run("docker", "cp", str(HERE / "node/share-layers"), f"{node}:/kind/share-layers")
+        # Not `docker cp`: it mounts the node's mounts once more on themselves, which doubles their number each time.
+        write = "cat > /kind/share-layers && chmod +x /kind/share-layers"
+        tools.run("docker", "exec", "--interactive", node, "sh", "-c", write, stdin=script)
         tools.run("docker", "exec", "--interactive", "--privileged", node, "/kind/share-layers", *pairs, stdin=archive)
 
 
