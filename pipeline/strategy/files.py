@@ -244,6 +244,11 @@ def problems(config: Config, gpu: bool) -> list[str]:
         if strategy.state_dict == "sharded":
             found.append("strategy.state_dict: version 1 writes full ones only; expected full, or version 2")
     if strategy.kind == "deepspeed":
+        if not config.training.stop_on_bad_loss:
+            found.append(
+                "training.stop_on_bad_loss: false cannot leave out a step of deepspeed, which takes it before the norm of "
+                "its gradients is known; expected true"
+            )
         if importlib.util.find_spec("deepspeed") is None:
             found.append(
                 "strategy.kind: deepspeed is not installed here; install this package with its extra, "

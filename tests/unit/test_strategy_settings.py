@@ -149,6 +149,14 @@ def test_fsdp_1_is_for_gpus_and_full_state_dicts() -> None:
     assert files.problems(full, gpu=True) == []
 
 
+def test_deepspeed_cannot_leave_out_a_bad_step_and_the_others_can() -> None:
+    values: dict[str, Any] = {"training": {"stop_on_bad_loss": False}, "strategy": {"kind": "deepspeed"}}
+    (problem,) = files.problems(Config.model_validate(values), gpu=True)
+    assert problem.startswith("training.stop_on_bad_loss: false cannot leave out a step of deepspeed")
+    for kind in ("ddp", "fsdp"):
+        assert files.problems(Config.model_validate({**values, "strategy": {"kind": kind}}), gpu=True) == []
+
+
 def test_a_file_of_deepspeed_is_kept_in_the_configuration(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     file.write_text(json.dumps(PUBLISHED_ZERO_3, indent="\t"))
