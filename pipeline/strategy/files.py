@@ -246,8 +246,8 @@ def problems(config: Config, gpu: bool) -> list[str]:
     if strategy.kind == "deepspeed":
         if not config.training.stop_on_bad_loss:
             found.append(
-                "training.stop_on_bad_loss: false cannot leave out a step of deepspeed, which takes it before the norm of "
-                "its gradients is known; expected true"
+                "training.stop_on_bad_loss: false cannot leave out a step of deepspeed, which takes it before the norm "
+                "of its gradients is known; expected true"
             )
         if importlib.util.find_spec("deepspeed") is None:
             found.append(
