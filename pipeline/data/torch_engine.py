@@ -6,7 +6,9 @@ Each node tokenises once, into its cache folder: the first of its workers writes
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +25,8 @@ from pipeline.data.inspect import Facts
 from pipeline.data.plan import FILL, Plan
 from pipeline.data.tokens import Tokeniser
 from pipeline.model import cache_folder
+
+KEPT_S = 30 * 24 * 3600.0
 
 
 def tokenised(config: Config, facts: Facts, split: str) -> Any:
@@ -43,7 +47,17 @@ def tokenised(config: Config, facts: Facts, split: str) -> Any:
             assert writer is not None, "an empty split is refused before any worker starts"
             writer.finalize()
             partial.rename(target)
+            _forget_old(target.parent)
+    os.utime(target)
     return Dataset.from_file(str(target))
+
+
+def _forget_old(folder: Path) -> None:
+    """Delete what no job has read for a month; who has it mapped keeps it."""
+    for file in folder.iterdir():
+        with suppress(FileNotFoundError):
+            if time.time() - file.stat().st_mtime > KEPT_S:
+                file.unlink()
 
 
 def _cache_file(tokeniser: Tokeniser, facts: Facts, split: str) -> Path:
