@@ -21,7 +21,7 @@ TINY = {
 LABELS = ("card_arrival", "exchange_rate", "lost_or_stolen_card", "top_up_limits", "pin_blocked", "transfer_timing")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # their processes hold gigabytes, which the tests after these need
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], World]]:
     scratch = str(tmp_path_factory.mktemp("worlds"))
     worlds: dict[int, World] = {}
