@@ -86,7 +86,10 @@ def test_a_server_that_is_killed_comes_back_with_its_data(server: Server, store:
 
 def with_timeout(store: Store, seconds: float, retry_seconds: float = 60) -> S3Store:
     assert isinstance(store, S3Store)
-    settings = dataclasses.replace(store.settings, read_timeout=seconds, attempts=1, retry_seconds=retry_seconds)
+    # A request that is still being sent is under the connection's limit.
+    settings = dataclasses.replace(
+        store.settings, connect_timeout=seconds, read_timeout=seconds, attempts=1, retry_seconds=retry_seconds
+    )
     return S3Store(settings, store.bucket, store.prefix)
 
 
