@@ -36,8 +36,10 @@ class Capacity:
 
     def describe(self) -> str:
         """In a few words."""
-        where = "a local Ray" if self.local else f"{len(self.nodes)} nodes"
-        return f"{where} with {self.total('CPU'):g} CPUs and {self.total('GPU'):g} GPUs"
+        words = f"{self.total('CPU'):g} CPUs and {self.total('GPU'):g} GPUs"
+        if self.local:
+            return f"a local Ray with {words} (CPUs: workers share the cores of this machine, {_cores()})"
+        return f"{len(self.nodes)} nodes with {words}"
 
 
 def address() -> str | None:
@@ -56,9 +58,13 @@ def address() -> str | None:
     return None if found == "local" else found
 
 
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
 def local_cpus() -> int:
     """CPUs that a local Ray advertises: workers of a small machine share its cores."""
-    return max(4, 2 * len(os.sched_getaffinity(0)))
+    return max(4, 2 * _cores())
 
 
 def local_capacity() -> Capacity:
@@ -118,9 +124,10 @@ def _unfit(config: Config, capacity: Capacity) -> list[str]:
     )
     workers = config.scaling.workers
     words = ", ".join(f"{amount:g} {name}" for name, amount in sorted(wanted.items()))
+    hint = "; to train on CPUs set scaling.use_gpu=false" if use_gpu and not capacity.total("GPU") else ""
     if fitting < workers:
         found.append(
-            f"scaling.workers: {workers} workers of {words} each, but {capacity.describe()} can hold {fitting}"
+            f"scaling.workers: {workers} workers of {words} each, but {capacity.describe()} can hold {fitting}{hint}"
         )
     elif config.data.engine == "ray":
         needed = workers * wanted.get("CPU", 0.0) + DATA_CPUS

@@ -32,6 +32,7 @@ from pipeline.s3 import Settings, explain, settings_of
 
 log = logging.getLogger(__name__)
 BUCKET = "pipeline"
+READY = "ready"
 PATH = f"s3://{BUCKET}/runs"
 START_SECONDS = 120.0  # it takes 3; a machine with all cores busy needed 28
 
@@ -163,6 +164,9 @@ def _make_bucket(settings: Settings) -> None:
     ).client()
     if BUCKET not in [found["Name"] for found in client.list_buckets()["Buckets"]]:
         client.create_bucket(Bucket=BUCKET)
+    # It lists buckets before it can read what is in them.
+    client.put_object(Bucket=BUCKET, Key=READY, Body=b"ready")
+    client.get_object(Bucket=BUCKET, Key=READY)["Body"].read()
 
 
 def _state(folder: Path) -> dict[str, str]:

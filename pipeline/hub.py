@@ -43,7 +43,10 @@ def info(kind: Literal["model", "data set"], name: str, revision: str | None, so
     except (HfHubHTTPError, httpx2.HTTPError, ValueError, OSError) as error:
         words = str(error).strip().split("\n")[0].split(". ")[0] or type(error).__name__
         _silent = True
-        raise Unreachable(f"{source}: the hub {constants.ENDPOINT} cannot be asked for {name}: {words}") from error
+        raise Unreachable(
+            f"{source}: the hub {constants.ENDPOINT} cannot be asked for {name}: {words}; "
+            "expected a network to it, HF_ENDPOINT with the address of a mirror, or a folder or s3:// URI"
+        ) from error
     _silent = False
     return about
 

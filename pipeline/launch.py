@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import ray
+import ray.exceptions
 import ray.train
 import ray.train.torch
 
@@ -114,14 +115,33 @@ def _fit(prepared: Prepared, folder: RunFolder, capacity: cluster.Capacity, bega
             outcome = trainer.fit().return_value
         except ray.train.TrainingFailedError as error:
             # Of a worker that has ended itself, or was ended by NCCL, Ray only knows that it is gone.
-            told, standing = ray.get([board.last_words.remote(), board.standing.remote()])
+            told, standing = _last_words(board)
             others = "".join(f"; rank {rank} {words}" for rank, words in sorted(standing.items()))
             raise RunError(f"training failed: {told}" if told else _cause(error) + others) from error
+        except ray.exceptions.RayError as error:
+            # Ray's own processes: the controller or the board, killed for memory or with their node.
+            raise RunError(
+                f"Ray lost a process that the run needs: {_first(error)}; "
+                "the same command goes on from the last checkpoint"
+            ) from error
     if outcome is None:
         raise RunError("the workers ended without a result; see the logs in the run's folder")
     if "problems" in outcome:
         raise RunError(*outcome["problems"])
     return _finish(prepared, folder, outcome, time.monotonic() - began)
+
+
+def _last_words(board: Any) -> tuple[str | None, dict[int, str]]:
+    """What ranks have said last, if whoever keeps it is still there."""
+    try:
+        told, standing = ray.get([board.last_words.remote(), board.standing.remote()])
+    except ray.exceptions.RayError:
+        return None, {}
+    return told, standing
+
+
+def _first(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def _forget_snapshot(folder: RunFolder) -> None:

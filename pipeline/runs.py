@@ -1,6 +1,7 @@
 """Runs read back from storage: list, describe, export."""
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -134,10 +135,19 @@ def export(run: Store, folder: Path, which: Literal["best", "last"], adapter_onl
                 lora.merge(partial, config, json.loads(run.read(DATA))["labels"])
         elif is_sharded(partial):
             join(partial)
+        _as_new_files(partial)
         if folder.exists():
             folder.rmdir()
         shutil.move(partial, folder)
     return str(name)
+
+
+def _as_new_files(folder: Path) -> None:
+    """Readable by whom the user's own new files are: weights come out of a temporary file, for the user alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for file in folder.rglob("*"):
+        file.chmod((0o777 if file.is_dir() else 0o666) & ~mask)
 
 
 def loader(run: Store, adapter_only: bool = False) -> str:
