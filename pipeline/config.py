@@ -12,7 +12,9 @@ from pydantic import Field, field_validator, model_validator
 from pipeline.section import Section
 from pipeline.strategy_config import Strategy
 
-PositiveInt = Annotated[int, Field(ge=1)]
+# Beyond these, numbers no longer fit what they are handed to: NumPy's row numbers, and timers of the system.
+PositiveInt = Annotated[int, Field(ge=1, lt=2**31)]
+LONGEST_S = 10_000_000
 Task = Literal["text-classification", "regression", "multi-label", "causal-lm"]
 TRAIN_FUNC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -31,11 +33,15 @@ class Run(Section):
     stall_timeout_s: float = Field(
         1800,
         ge=1,
+        le=LONGEST_S,
         description="Seconds without a new activity (batch, step, evaluation batch, save) after which a worker is "
         "ended, its rank, step and last activity are said, and all workers start again. Well above the longest step.",
     )
     collective_timeout_s: int = Field(
-        1800, ge=1, description="Seconds for which a rank waits in a collective for the others; then the same."
+        1800,
+        ge=1,
+        le=LONGEST_S,
+        description="Seconds for which a rank waits in a collective for the others; then the same.",
     )
 
     train_func: str | None = Field(
@@ -128,7 +134,7 @@ class Data(Section):
         "|", min_length=1, max_length=1, description="Between the labels of a multi-label CSV."
     )
     columns: Columns = Columns()
-    max_length: int = Field(128, ge=2, description="Tokens a row is cut to; at most what the model takes.")
+    max_length: int = Field(128, ge=2, lt=2**31, description="Tokens a row is cut to; at most what the model takes.")
     packing: bool = Field(
         True,
         description="causal-lm: training rows share sequences of up to `max_length` tokens, without seeing each other. "
@@ -207,7 +213,9 @@ class Checkpoint(Section):
     every: Literal["epoch"] | PositiveInt = Field("epoch", description="`epoch`, or a number of optimizer steps.")
     keep: PositiveInt = Field(2, description="Latest checkpoints that are kept; the best one is kept besides.")
     async_upload: bool = Field(True, description="Upload while training goes on.")
-    upload_timeout_s: float = Field(600, ge=1, description="Seconds for which a failing upload is tried again.")
+    upload_timeout_s: float = Field(
+        600, ge=1, le=LONGEST_S, description="Seconds for which a failing upload is tried again."
+    )
 
 
 class Scaling(Section):
@@ -228,6 +236,17 @@ class Scaling(Section):
             if name.lower() in ("cpu", "gpu") and name != name.upper():
                 raise ValueError(f"{name!r} is not a Ray resource; write {name.upper()!r}")
         return value
+
+    @model_validator(mode="after")
+    def _gpus(self) -> "Scaling":
+        amount = self.resources_per_worker.get("GPU")
+        if self.use_gpu is True and amount == 0:
+            raise ValueError("scaling.resources_per_worker.GPU: 0 with scaling.use_gpu true; give one of the two")
+        if self.use_gpu is False and amount:
+            raise ValueError(
+                f"scaling.resources_per_worker.GPU: {amount:g} with scaling.use_gpu false; give one of the two"
+            )
+        return self
 
 
 class Storage(Section):
@@ -279,6 +298,11 @@ class Config(Section):
             raise ValueError(
                 f"training.global_batch_size: {training.global_batch_size} is less than scaling.workers "
                 f"{self.scaling.workers}; each worker needs a row of every step"
+            )
+        if training.global_batch_size is not None and training.gradient_accumulation_steps > 1:
+            raise ValueError(
+                f"training.gradient_accumulation_steps: {training.gradient_accumulation_steps} beside "
+                "training.global_batch_size, from which it follows; give one of the two"
             )
         if training.early_stopping_patience is not None and self.data.validation is None:
             raise ValueError("training.early_stopping_patience: needs data.validation, which is not given")
