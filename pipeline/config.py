@@ -7,14 +7,22 @@ command line into them is `pipeline/settings.py`.
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from pipeline.section import Section
 from pipeline.strategy_config import Strategy
 
 # Beyond these, numbers no longer fit what they are handed to: NumPy's row numbers, and timers of the system.
-PositiveInt = Annotated[int, Field(ge=1, lt=2**31)]
-LONGEST_S = 10_000_000
+LARGEST, LONGEST_S = 2**31 - 1, 10_000_000
+
+
+def _countable(number: int) -> int:
+    if number > LARGEST:
+        raise ValueError(f"at most {LARGEST:,}")
+    return number
+
+
+PositiveInt = Annotated[int, Field(ge=1), AfterValidator(_countable)]
 Task = Literal["text-classification", "regression", "multi-label", "causal-lm"]
 TRAIN_FUNC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -134,7 +142,7 @@ class Data(Section):
         "|", min_length=1, max_length=1, description="Between the labels of a multi-label CSV."
     )
     columns: Columns = Columns()
-    max_length: int = Field(128, ge=2, lt=2**31, description="Tokens a row is cut to; at most what the model takes.")
+    max_length: int = Field(128, ge=2, description="Tokens a row is cut to; at most what the model takes.")
     packing: bool = Field(
         True,
         description="causal-lm: training rows share sequences of up to `max_length` tokens, without seeing each other. "
@@ -237,17 +245,6 @@ class Scaling(Section):
                 raise ValueError(f"{name!r} is not a Ray resource; write {name.upper()!r}")
         return value
 
-    @model_validator(mode="after")
-    def _gpus(self) -> "Scaling":
-        amount = self.resources_per_worker.get("GPU")
-        if self.use_gpu is True and amount == 0:
-            raise ValueError("scaling.resources_per_worker.GPU: 0 with scaling.use_gpu true; give one of the two")
-        if self.use_gpu is False and amount:
-            raise ValueError(
-                f"scaling.resources_per_worker.GPU: {amount:g} with scaling.use_gpu false; give one of the two"
-            )
-        return self
-
 
 class Storage(Section):
     """Where checkpoints, metrics and results go. Credentials come from the environment, never from here."""
@@ -284,30 +281,12 @@ class Config(Section):
     storage: Storage = Storage()
 
     @model_validator(mode="after")
-    def _language_model(self) -> "Config":
-        from pipeline.data.columns import problem
-
-        if found := problem(self):
-            raise ValueError(found)
-        return self
-
-    @model_validator(mode="after")
     def _together(self) -> "Config":
-        training = self.training
-        if training.global_batch_size is not None and training.global_batch_size < self.scaling.workers:
-            raise ValueError(
-                f"training.global_batch_size: {training.global_batch_size} is less than scaling.workers "
-                f"{self.scaling.workers}; each worker needs a row of every step"
-            )
-        if training.global_batch_size is not None and training.gradient_accumulation_steps > 1:
-            raise ValueError(
-                f"training.gradient_accumulation_steps: {training.gradient_accumulation_steps} beside "
-                "training.global_batch_size, from which it follows; give one of the two"
-            )
-        if training.early_stopping_patience is not None and self.data.validation is None:
-            raise ValueError("training.early_stopping_patience: needs data.validation, which is not given")
-        if training.class_weights is not None and self.model.task != "text-classification":
-            raise ValueError(f"training.class_weights: only for text-classification, not for {self.model.task}")
+        from pipeline import together
+        from pipeline.data import columns
+
+        if found := columns.problem(self) or together.problem(self):
+            raise ValueError(found)
         return self
 
     @model_validator(mode="after")

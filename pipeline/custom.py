@@ -57,11 +57,10 @@ def resolve(address: str) -> Callable[["Context"], None]:
     """
     found = f"run.train_func: found {address!r}"
     module_name, _, name = address.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
+    if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
-        with redirect_stdout(sys.stderr):  # what it prints would stand in the midst of `check --json`
+        with redirect_stdout(sys.stderr):  # not into `check --json`
             module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # anything that a user's own code raises
         words = (str(error).strip().splitlines() or [""])[0]

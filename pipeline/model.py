@@ -1,7 +1,6 @@
 """Models and tokenizers by `package:NAME`, local folder, `s3://` URI or hub name; weights only as safetensors."""
 
 import importlib.util
-import json
 import logging
 import os
 import re
@@ -24,7 +23,6 @@ PROBLEM_TYPES = {
 }
 # What follows from the task, the labels and the precision; given besides it would be overwritten, or break the loop.
 SET_HERE = {"num_labels", "id2label", "label2id", "problem_type", "dtype", "torch_dtype", "return_dict"}
-LAYER = re.compile(r"(.*?\.\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ def load_config(model: Model, storage: Storage, labels: list[str] | None = None)
             source, revision=model.revision, local_files_only=hub.silent(), trust_remote_code=False
         )
     except Exception as error:  # a damaged file raises whatever its first use happens to
-        raise UserError(f"model.path: {model.path} cannot be loaded: {_first_line(error)}") from error
+        raise UserError(f"model.path: {model.path} cannot be loaded: {first_line(error)}") from error
     known = {*config.to_dict(), *config.attribute_map} - {"model_type", "transformers_version", "architectures"}
     unknown = [key for key in model.config if key not in known | SET_HERE or not hasattr(config, key)]
     if unknown:
@@ -179,7 +177,7 @@ def load_tokenizer(model: Model, storage: Storage) -> Any:
         )
         tokenizer.model_max_length = int(tokenizer.model_max_length)
     except Exception as error:  # a damaged file raises whatever its first use happens to
-        raise UserError(f"model.path: no tokenizer in {model.path}: {_first_line(error)}") from error
+        raise UserError(f"model.path: no tokenizer in {model.path}: {first_line(error)}") from error
     if not tokenizer.is_fast:
         raise UserError(f"model.path: {model.path} has only a slow tokenizer; expected one with tokenizer.json")
     if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):
@@ -201,65 +199,8 @@ def outline(model: Model, storage: Storage) -> Any:
         with torch.device("meta"):
             return kind.from_config(config, trust_remote_code=False)
     except Exception as error:  # whatever a module makes of a size or a name that it cannot use
-        words = f"{type(error).__name__}: {_first_line(error)}"
+        words = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(f"model.config: no {config.model_type} model can be made of {model.config}: {words}") from error
-
-
-def check_weights(model: Model, storage: Storage) -> None:
-    """Compare the names and shapes in a local model's files with the model that the configuration asks for.
-
-    Of a model on the hub that is found out when its weights are loaded.
-
-    Raises:
-        UserError: a file is damaged or missing, or weights do not fit and would be left random.
-    """
-    wanted = outline(model, storage)
-    folder = Path(locate(model, storage))
-    if model.from_scratch or not folder.is_dir() or (folder / "adapter_config.json").exists():
-        return
-    shapes = _shapes(folder, model.path)
-    if getattr(wanted.config, "quantization_config", None):
-        return
-    prefix = f"{wanted.base_model_prefix}."
-    shapes = {prefix + name: shape for name, shape in shapes.items()} | shapes
-    wrong = [
-        f"{name} has the shape {shapes[name]}, not {list(parameter.shape)}"
-        for name, parameter in wanted.named_parameters()
-        if (name.startswith(prefix) or model.task == "causal-lm") and shapes.get(name) not in (None, [*parameter.shape])
-    ]
-    layers = {found[1] for name, _ in wanted.named_parameters() if (found := LAYER.match(name))}
-    there = {found[1] for name in shapes if (found := LAYER.match(name))}
-    if layers & there:  # names of another version of transformers are not compared
-        wrong += [f"there are none for {layer}" for layer in sorted(layers - there)]
-    if wrong:
-        raise UserError(_explain(model, wrong))
-
-
-def _explain(model: Model, wrong: list[str]) -> str:
-    more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-    return (
-        f"model.path: the weights of {model.path} do not fit its configuration with model.config {model.config}: "
-        f"{wrong[0]}{more}; expected weights for all of it, or model.from_scratch: true"
-    )
-
-
-def _shapes(folder: Path, source: str) -> dict[str, list[int]]:
-    """Names and shapes of a local model's weights, of the beginnings of its files."""
-    from safetensors import safe_open
-
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    file, found = index, {}
-    try:
-        names = {whole.name} if whole.exists() else set(json.loads(index.read_bytes())["weight_map"].values())
-        for name in sorted(names):
-            file = folder / name
-            with safe_open(file, "pt") as opened:
-                found.update({key: list(opened.get_slice(key).get_shape()) for key in opened.keys()})  # noqa: SIM118
-    except FileNotFoundError:
-        raise UserError(f"model.path: {source} has no {file.name}; expected all files of its weights") from None
-    except Exception as error:  # safetensors has an exception of its own, which is no ValueError
-        raise UserError(f"model.path: {file.name} of {source} is damaged: {_first_line(error)}") from error
-    return found
 
 
 def load_model(model: Model, storage: Storage, labels: list[str]) -> Any:
@@ -288,34 +229,14 @@ def load_model(model: Model, storage: Storage, labels: list[str]) -> Any:
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"model.path: the weights of {model.path} cannot be loaded: {_first_line(error)}") from error
+        raise UserError(f"model.path: the weights of {model.path} cannot be loaded: {first_line(error)}") from error
     if language and report["missing_keys"]:
         missing = sorted(report["missing_keys"])[:3]
         raise UserError(f"model.path: {model.path} has no weights for {', '.join(missing)}, which would stay random")
-    _check_loaded(model, found, report)
+    from pipeline.weights import check_loaded
+
+    check_loaded(model, found, report)
     return found
-
-
-def _check_loaded(model: Model, loaded: Any, report: dict[str, Any]) -> None:
-    """A new head is expected; a body that starts at random would train, and be silently worse.
-
-    Raises:
-        UserError: of the body's weights, most or any of a layer's were not in the files, or have another shape.
-    """
-    new = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
-    body = [name for name, _ in loaded.named_parameters() if name.startswith(f"{loaded.base_model_prefix}.")]
-    shapes = {name: f"{name} has the shape {[*old]}, not {[*now]}" for name, old, now in report["mismatched_keys"]}
-    wrong = [shapes[name] for name in body if name in shapes]
-    wrong += [f"there is none for {name}" for name in body if name in report["missing_keys"] and LAYER.match(name)]
-    if wrong and len(wrong) * 2 <= len(body):
-        raise UserError(_explain(model, wrong))
-    absent = [name for name in body if name in new]
-    if len(absent) * 2 > len(body):
-        raise UserError(
-            f"model.path: {len(absent)} of {len(body)} weights of a {type(loaded).__name__} are not in {model.path}, "
-            f"e.g. {absent[0]}; expected the weights of that kind of model, or model.from_scratch: true"
-        )
-    LOGGER.info("weights that start at random: %s", ", ".join(sorted(new)) or "none")
 
 
 def describe(model: Model, storage: Storage) -> ModelFacts:
@@ -327,6 +248,8 @@ def describe(model: Model, storage: Storage) -> ModelFacts:
     if not model.from_scratch and names is not None and not any(name.endswith(".safetensors") for name in names):
         # Other formats run code when they are loaded.
         raise UserError(f"model.path: {model.path} has no *.safetensors weights; expected a model with them")
+    from pipeline.weights import check_weights
+
     check_weights(model, storage)
     if (found := getattr(config, "num_hidden_layers", 1)) < 1:
         raise UserError(f"model.config.num_hidden_layers: found {found}, expected an integer of at least 1")
@@ -360,7 +283,8 @@ def _files(model: Model, source: str) -> list[str] | None:
     return [file.rfilename for file in about.siblings or []]
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What a library says, without its explanations."""
     # Of a wrong type in config.json the first line names the field only.
     words = re.sub(r":\s*\n\s*", ": ", str(error).strip() or type(error).__name__)
     return words.split("\n")[0].split(". ")[0]

@@ -69,12 +69,6 @@ def check_names(metrics: Metrics, task: Task) -> list[str]:
     keys = [key for name in names for key in keys_of(name) or ()]
     own = [name for name in names if keys_of(name) is None]
     best = (metrics.best or "").removeprefix("eval_")
-    chosen = best or (names[0] if names else "loss")
-    key = (keys_of(chosen) or (chosen,))[0]
-    if metrics.mode is not None and key in (*keys, "loss") and key not in (own and [best]):
-        right = "min" if key in LESS_IS_BETTER else "max"
-        if metrics.mode != right:
-            problems.append(f"metrics.mode: found {metrics.mode!r}, but of {key} the {right} is best; leave it out")
     if metrics.best is None:
         if names and names[0] in own:
             problems.append(f"metrics.best: give one of the results of {names[0]!r}, which is a module of your own")
