@@ -150,8 +150,8 @@ def export_run(run: str, folder: Path, which: Any, storage: str | None, adapter_
     from pipeline.runs import export, found, loader
 
     with found(run, storage) as store:
-        name = export(store, folder, which, adapter_only)
         kind = loader(store, adapter_only)
+        name = export(store, folder, which, adapter_only)
     print(f"{name} is in {folder}; load it with {kind}.from_pretrained({str(folder)!r})")
 
 

@@ -7,12 +7,22 @@ command line into them is `pipeline/settings.py`.
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from pipeline.section import Section
 from pipeline.strategy_config import Strategy
 
-PositiveInt = Annotated[int, Field(ge=1)]
+# Beyond these, numbers no longer fit what they are handed to: NumPy's row numbers, and timers of the system.
+LARGEST, LONGEST_S = 2**31 - 1, 10_000_000
+
+
+def _countable(number: int) -> int:
+    if number > LARGEST:
+        raise ValueError(f"at most {LARGEST:,}")
+    return number
+
+
+PositiveInt = Annotated[int, Field(ge=1), AfterValidator(_countable)]
 Task = Literal["text-classification", "regression", "multi-label", "causal-lm"]
 TRAIN_FUNC = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -31,11 +41,15 @@ class Run(Section):
     stall_timeout_s: float = Field(
         1800,
         ge=1,
+        le=LONGEST_S,
         description="Seconds without a new activity (batch, step, evaluation batch, save) after which a worker is "
         "ended, its rank, step and last activity are said, and all workers start again. Well above the longest step.",
     )
     collective_timeout_s: int = Field(
-        1800, ge=1, description="Seconds for which a rank waits in a collective for the others; then the same."
+        1800,
+        ge=1,
+        le=LONGEST_S,
+        description="Seconds for which a rank waits in a collective for the others; then the same.",
     )
 
     train_func: str | None = Field(
@@ -207,7 +221,9 @@ class Checkpoint(Section):
     every: Literal["epoch"] | PositiveInt = Field("epoch", description="`epoch`, or a number of optimizer steps.")
     keep: PositiveInt = Field(2, description="Latest checkpoints that are kept; the best one is kept besides.")
     async_upload: bool = Field(True, description="Upload while training goes on.")
-    upload_timeout_s: float = Field(600, ge=1, description="Seconds for which a failing upload is tried again.")
+    upload_timeout_s: float = Field(
+        600, ge=1, le=LONGEST_S, description="Seconds for which a failing upload is tried again."
+    )
 
 
 class Scaling(Section):
@@ -265,25 +281,12 @@ class Config(Section):
     storage: Storage = Storage()
 
     @model_validator(mode="after")
-    def _language_model(self) -> "Config":
-        from pipeline.data.columns import problem
-
-        if found := problem(self):
-            raise ValueError(found)
-        return self
-
-    @model_validator(mode="after")
     def _together(self) -> "Config":
-        training = self.training
-        if training.global_batch_size is not None and training.global_batch_size < self.scaling.workers:
-            raise ValueError(
-                f"training.global_batch_size: {training.global_batch_size} is less than scaling.workers "
-                f"{self.scaling.workers}; each worker needs a row of every step"
-            )
-        if training.early_stopping_patience is not None and self.data.validation is None:
-            raise ValueError("training.early_stopping_patience: needs data.validation, which is not given")
-        if training.class_weights is not None and self.model.task != "text-classification":
-            raise ValueError(f"training.class_weights: only for text-classification, not for {self.model.task}")
+        from pipeline import together
+        from pipeline.data import columns
+
+        if found := columns.problem(self) or together.problem(self):
+            raise ValueError(found)
         return self
 
     @model_validator(mode="after")

@@ -25,7 +25,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -57,12 +57,12 @@ def resolve(address: str) -> Callable[["Context"], None]:
     """
     found = f"run.train_func: found {address!r}"
     module_name, _, name = address.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
+    if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # anything that a user's own code raises
+        with redirect_stdout(sys.stderr):  # not into `check --json`
+            module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:  # anything that a user's own code raises
         words = (str(error).strip().splitlines() or [""])[0]
         raise UserError(f"{found}, {EXPECTED}; {type(error).__name__}: {words}") from error
     function = getattr(module, name, None)

@@ -44,7 +44,8 @@ def check(config: Config) -> None:
     Raises:
         UserError: `model.lora.target_modules` names no layer of the model.
     """
-    _with_adapters(outline(config.model, config.storage), config)
+    with torch.device("meta"):  # adapters of any rank, as the layers under them, without memory
+        _with_adapters(outline(config.model, config.storage), config)
 
 
 def _with_adapters(model: Any, config: Config) -> Any:

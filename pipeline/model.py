@@ -3,6 +3,7 @@
 import importlib.util
 import logging
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ PROBLEM_TYPES = {
     "regression": "regression",
     "multi-label": "multi_label_classification",
 }
+# What follows from the task, the labels and the precision; given besides it would be overwritten, or break the loop.
+SET_HERE = {"num_labels", "id2label", "label2id", "problem_type", "dtype", "torch_dtype", "return_dict"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,10 @@ def cache_folder() -> Path:
 
 
 def _package_folder(name: str) -> str:
-    spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    try:
+        spec = importlib.util.find_spec(name) if name.isidentifier() else None
+    except ValueError:  # of the program itself, `__main__`
+        spec = None
     if spec is None or not spec.submodule_search_locations:
         raise UserError(f"model.path: no installed Python package {name!r}; expected package:NAME, installed here")
     root = Path(next(iter(spec.submodule_search_locations)))
@@ -89,13 +95,15 @@ def locate(model: Model, storage: Storage) -> str:
         return _package_folder(model.path.removeprefix("package:"))
     if model.path.startswith("s3://"):
         return _from_s3(model.path, storage)
-    path = Path(model.path).expanduser()
+    path = Path(os.path.expanduser(model.path))  # noqa: PTH111  (leaves the home of an unknown user as it stands)
     if path.is_dir():
         if not (path / "config.json").exists():
             raise UserError(
                 f"model.path: {model.path} has no config.json; expected a folder that from_pretrained loads"
             )
         return str(path)
+    if path.is_file():
+        raise UserError(f"model.path: {model.path} is a file; expected a folder that from_pretrained loads")
     looks_local = model.path.startswith((".", "/", "~")) or model.path.count("/") > 1
     if looks_local:
         raise UserError(
@@ -110,12 +118,18 @@ def load_config(model: Model, storage: Storage, labels: list[str] | None = None)
 
     source = locate(model, storage)
     try:
-        config = AutoConfig.from_pretrained(source, revision=model.revision, local_files_only=hub.silent())
-    except (OSError, ValueError) as error:
-        raise UserError(f"model.path: {model.path} cannot be loaded: {_first_line(error)}") from error
-    unknown = [key for key in model.config if not hasattr(config, key)]
+        # Without `trust_remote_code` it would ask on the terminal whether to run a model's own code.
+        config = AutoConfig.from_pretrained(
+            source, revision=model.revision, local_files_only=hub.silent(), trust_remote_code=False
+        )
+    except Exception as error:  # a damaged file raises whatever its first use happens to
+        raise UserError(f"model.path: {model.path} cannot be loaded: {first_line(error)}") from error
+    known = {*config.to_dict(), *config.attribute_map} - {"model_type", "transformers_version", "architectures"}
+    unknown = [key for key in model.config if key not in known | SET_HERE or not hasattr(config, key)]
     if unknown:
         raise UserError(*(f"model.config.{key}: a {config.model_type} model has no such setting" for key in unknown))
+    if ours := sorted(SET_HERE & model.config.keys()):
+        raise UserError(*(f"model.config.{key}: follows from the task and its labels; leave it out" for key in ours))
     settings = dict(model.config)
     if model.task == "causal-lm":
         _check_decoder(model, config)
@@ -127,7 +141,13 @@ def load_config(model: Model, storage: Storage, labels: list[str] | None = None)
         settings["id2label"] = dict(enumerate(labels))
         settings["label2id"] = {label: number for number, label in enumerate(labels)}
     for key, value in settings.items():
-        setattr(config, key, value)
+        try:
+            setattr(config, key, value)
+        except Exception as error:  # transformers checks types as it likes
+            words = " ".join(str(error).split())
+            raise UserError(
+                f"model.config.{key}: found {value!r}, which a {config.model_type} model refuses: {words}"
+            ) from error
     return config
 
 
@@ -149,10 +169,15 @@ def load_tokenizer(model: Model, storage: Storage) -> Any:
     source = locate(model, storage)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            source, revision=model.revision, use_fast=True, local_files_only=hub.silent()
+            source,
+            revision=model.revision,
+            use_fast=True,
+            local_files_only=hub.silent(),
+            trust_remote_code=False,
         )
-    except (OSError, ValueError) as error:
-        raise UserError(f"model.path: no tokenizer in {model.path}: {_first_line(error)}") from error
+        tokenizer.model_max_length = int(tokenizer.model_max_length)
+    except Exception as error:  # a damaged file raises whatever its first use happens to
+        raise UserError(f"model.path: no tokenizer in {model.path}: {first_line(error)}") from error
     if not tokenizer.is_fast:
         raise UserError(f"model.path: {model.path} has only a slow tokenizer; expected one with tokenizer.json")
     if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_ids):
@@ -169,8 +194,13 @@ def outline(model: Model, storage: Storage) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     kind = AutoModelForCausalLM if model.task == "causal-lm" else AutoModelForSequenceClassification
-    with torch.device("meta"):
-        return kind.from_config(load_config(model, storage))
+    config = load_config(model, storage)
+    try:
+        with torch.device("meta"):
+            return kind.from_config(config, trust_remote_code=False)
+    except Exception as error:  # whatever a module makes of a size or a name that it cannot use
+        words = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"model.config: no {config.model_type} model can be made of {model.config}: {words}") from error
 
 
 def load_model(model: Model, storage: Storage, labels: list[str]) -> Any:
@@ -193,34 +223,20 @@ def load_model(model: Model, storage: Storage, labels: list[str]) -> Any:
             revision=model.revision,
             dtype=torch.float32,
             use_safetensors=True,
+            trust_remote_code=False,
             # A classification head is new; of a language model everything has to fit.
             ignore_mismatched_sizes=not language,
             output_loading_info=True,
         )
     except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(f"model.path: the weights of {model.path} cannot be loaded: {_first_line(error)}") from error
+        raise UserError(f"model.path: the weights of {model.path} cannot be loaded: {first_line(error)}") from error
     if language and report["missing_keys"]:
         missing = sorted(report["missing_keys"])[:3]
         raise UserError(f"model.path: {model.path} has no weights for {', '.join(missing)}, which would stay random")
-    _check_loaded(model, found, report)
+    from pipeline.weights import check_loaded
+
+    check_loaded(model, found, report)
     return found
-
-
-def _check_loaded(model: Model, loaded: Any, report: dict[str, Any]) -> None:
-    """A new head is expected; a body that starts at random would train, and be silently worse.
-
-    Raises:
-        UserError: most of the body's weights were not in the files.
-    """
-    new = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
-    body = [name for name, _ in loaded.named_parameters() if name.startswith(f"{loaded.base_model_prefix}.")]
-    absent = [name for name in body if name in new]
-    if len(absent) * 2 > len(body):
-        raise UserError(
-            f"model.path: {len(absent)} of {len(body)} weights of a {type(loaded).__name__} are not in {model.path}, "
-            f"e.g. {absent[0]}; expected the weights of that kind of model, or model.from_scratch: true"
-        )
-    LOGGER.info("weights that start at random: %s", ", ".join(sorted(new)) or "none")
 
 
 def describe(model: Model, storage: Storage) -> ModelFacts:
@@ -232,8 +248,14 @@ def describe(model: Model, storage: Storage) -> ModelFacts:
     if not model.from_scratch and names is not None and not any(name.endswith(".safetensors") for name in names):
         # Other formats run code when they are loaded.
         raise UserError(f"model.path: {model.path} has no *.safetensors weights; expected a model with them")
+    from pipeline.weights import check_weights
+
+    check_weights(model, storage)
+    if (found := getattr(config, "num_hidden_layers", 1)) < 1:
+        raise UserError(f"model.config.num_hidden_layers: found {found}, expected an integer of at least 1")
     limits = [tokenizer.model_max_length] if tokenizer.model_max_length < 1_000_000 else []
-    if model.task == "causal-lm" and len(tokenizer) > config.vocab_size:
+    own_size = model.from_scratch or model.task == "causal-lm"
+    if own_size and len(tokenizer) > config.vocab_size:
         raise UserError(
             f"model.path: the tokenizer of {model.path} has {len(tokenizer)} tokens, the model {config.vocab_size}"
         )
@@ -242,7 +264,8 @@ def describe(model: Model, storage: Storage) -> ModelFacts:
         # RoBERTa's positions start after the padding token's.
         offset = (config.pad_token_id or 0) + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
         limits.append(positions - offset)
-    architecture = (config.architectures or [config.model_type])[0]
+    named = config.architectures or config.model_type
+    architecture = named if isinstance(named, str) else named[0]
     return ModelFacts(model.path, architecture, min(limits, default=None), getattr(config, "num_hidden_layers", None))
 
 
@@ -260,5 +283,8 @@ def _files(model: Model, source: str) -> list[str] | None:
     return [file.rfilename for file in about.siblings or []]
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].split(". ")[0]
+def first_line(error: Exception) -> str:
+    """What a library says, without its explanations."""
+    # Of a wrong type in config.json the first line names the field only.
+    words = re.sub(r":\s*\n\s*", ": ", str(error).strip() or type(error).__name__)
+    return words.split("\n")[0].split(". ")[0]

@@ -13,7 +13,7 @@ from pipeline.data.inspect import Facts, inspect
 from pipeline.data.survey import survey
 from pipeline.errors import PipelineError, UserError
 from pipeline.metrics import best_of, check_names, names_of
-from pipeline.model import ModelFacts, describe
+from pipeline.model import ModelFacts, describe, outline
 from pipeline.probe import Step, probe
 from pipeline.storage import open_store
 from pipeline.strategy import files
@@ -120,7 +120,7 @@ def _train_func(config: Config) -> tuple[str, bool]:
     assert config.run.train_func is not None
     resolve(config.run.train_func)
     module = sys.modules[config.run.train_func.partition(":")[0]]
-    return f"{config.run.train_func} in {module.__file__}", True
+    return f"{config.run.train_func} in {getattr(module, '__file__', None) or 'Python itself'}", True
 
 
 def _strategy(config: Config) -> tuple[str, Config]:
@@ -175,6 +175,10 @@ def _model(config: Config) -> tuple[str, ModelFacts]:
         from pipeline import lora
 
         lora.check(config)
+    if config.strategy.kind == "fsdp" and config.run.train_func is None:
+        from pipeline.strategy.fsdp import wrapped
+
+        wrapped(config, outline(config.model, config.storage))
     return f"{found.architecture}, {found.layers} layers, up to {limit} tokens", found
 
 

@@ -24,6 +24,8 @@ from pipeline.storage import Conflict, Store, open_store
 
 OWNER, CONFIG, DATA, RESULT, METRICS = "owner.json", "config.yaml", "data.json", "result.json", "metrics.jsonl"
 
+RESULT_FIELDS = ("status", "steps", "epochs", "history", "best_checkpoint")
+
 # What may change when a run goes on: section.field, or a whole section. Batch and workers are compared as one number.
 MAY_CHANGE = {
     "training.epochs",
@@ -46,6 +48,28 @@ MAY_CHANGE = {
 def now() -> str:
     """The time in UTC, to the second, as ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def damaged(store: Store, name: str, words: str) -> UserError:
+    """The error for a file of a run that is not as it was written."""
+    return UserError(f"{store.uri}/{name}: is damaged: {words}; restore it, or take another run.name")
+
+
+def parsed(store: Store, name: str, content: bytes, fields: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The mapping in a JSON or YAML file of a run, which has to have all `fields`.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    try:
+        found = yaml.safe_load(content) if name.endswith(".yaml") else json.loads(content)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise damaged(store, name, str(error).partition("\n")[0]) from error
+    if not isinstance(found, dict):
+        raise damaged(store, name, f"expected a mapping, found {type(found).__name__}")
+    if missing := [field for field in fields if field not in found]:
+        raise damaged(store, name, f"has no {missing[0]!r}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -96,9 +120,9 @@ class RunFolder:
         return max(numbers, default=0)
 
     def result(self) -> tuple[dict[str, Any] | None, str | None]:
-        """`result.json` and its tag, or None and None."""
+        """`result.json` and its tag, or None and None. Raises UserError if it is damaged."""
         found = self.store.read_tagged(RESULT)
-        return (json.loads(found[0]), found[1]) if found else (None, None)
+        return (parsed(self.store, RESULT, found[0], RESULT_FIELDS), found[1]) if found else (None, None)
 
     def write_result(self, result: dict[str, Any], seen: str | None) -> None:
         """Replace `result.json` if it is still the one with the tag `seen`, or still absent.
@@ -117,11 +141,15 @@ class RunFolder:
             raise Superseded(f"{self.store.uri}/{RESULT} was written by another attempt meanwhile") from error
 
     def started_with(self) -> tuple[dict[str, Any], Facts] | None:
-        """Configuration and data of the newest start, or None for a new run."""
+        """Configuration and data of the newest start, or None for a new run. Raises UserError if one is damaged."""
         config, data = self.store.read_tagged(CONFIG), self.store.read_tagged(DATA)
         if config is None or data is None:
             return None
-        return yaml.safe_load(config[0]), Facts.from_json(json.loads(data[0]))
+        before = parsed(self.store, CONFIG, config[0], tuple(Config.model_fields))
+        try:
+            return before, Facts.from_json(parsed(self.store, DATA, data[0]))
+        except (LookupError, TypeError, AttributeError) as error:
+            raise damaged(self.store, DATA, f"{type(error).__name__}: {error}") from error
 
 
 def differences(before: dict[str, Any], facts_before: Facts, config: Config, facts: Facts) -> list[str]:

@@ -1,6 +1,7 @@
 """Runs read back from storage: list, describe, export."""
 
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -9,16 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from pipeline import checkpoint, lora, settings
 from pipeline.config import RUN_NAME, Storage
 from pipeline.errors import UserError
 from pipeline.export import is_sharded, join
 from pipeline.result import is_metric, number
-from pipeline.run import CONFIG, DATA, OWNER, RESULT
+from pipeline.run import CONFIG, DATA, OWNER, RESULT, RESULT_FIELDS, parsed
 from pipeline.storage import Store, open_store
 
+LOGGER = logging.getLogger("pipeline")
 # What a checkpoint holds beside what from_pretrained loads.
 STATE_FILES = {"optimizer.safetensors", "scaler.json", "state.json"}
 # Folders of sharded weights, from which `export` makes whole ones.
@@ -58,32 +58,43 @@ def found(run: str, storage: str | None) -> Iterator[Store]:
 
 
 def _json(store: Store, name: str) -> dict[str, Any] | None:
+    """A file of a run, None if it is not there. Raises UserError if it is damaged."""
+    fields = {OWNER: ("started",), RESULT: RESULT_FIELDS}.get(name, ())
     try:
-        value: dict[str, Any] = json.loads(store.read(name))
+        return parsed(store, name, store.read(name), fields)
     except FileNotFoundError:
         return None
-    return value
 
 
 def summaries(store: Store) -> list[dict[str, Any]]:
     """One line for each run, newest first: `run, status, steps, epochs, best, attempts, started`."""
     rows = []
     for name in store.folders():
-        run = store.child(name)
-        owner = _json(run, OWNER)
-        if owner is None:
-            continue
-        row: dict[str, Any] = {"run": name, "status": "unfinished", "started": owner["started"]}
-        result = _json(run, RESULT)
-        attempts = len(run.list("attempts"))
-        if result:
-            best = next((entry for entry in result["history"] if _at(entry, result["best_checkpoint"])), None)
-            row |= {"status": result["status"], "steps": result["steps"], "epochs": round(result["epochs"], 2)}
-            if best:
-                row["best"] = " ".join(f"{key[5:]} {number(value)}" for key, value in best.items() if is_metric(key))
-        row["attempts"] = attempts
-        rows.append(row)
+        try:
+            row = _summary(store.child(name), name)
+        except UserError as error:
+            LOGGER.warning("%s", error.problems[0])
+            row = {"run": name, "status": "damaged", "started": ""}
+        if row is not None:
+            rows.append(row)
     return sorted(rows, key=lambda row: str(row["started"]), reverse=True)
+
+
+def _summary(run: Store, name: str) -> dict[str, Any] | None:
+    """The line of one run; None if the folder holds none. Raises UserError if a file of it is damaged."""
+    owner = _json(run, OWNER)
+    if owner is None:
+        return None
+    row: dict[str, Any] = {"run": name, "status": "unfinished", "started": owner["started"]}
+    result = _json(run, RESULT)
+    attempts = len(run.list("attempts"))
+    if result:
+        best = next((entry for entry in result["history"] if _at(entry, result["best_checkpoint"])), None)
+        row |= {"status": result["status"], "steps": result["steps"], "epochs": round(result["epochs"], 2)}
+        if best:
+            row["best"] = " ".join(f"{key[5:]} {number(value)}" for key, value in best.items() if is_metric(key))
+    row["attempts"] = attempts
+    return row
 
 
 def _at(entry: dict[str, Any], name: str) -> bool:
@@ -152,7 +163,7 @@ def _as_new_files(folder: Path) -> None:
 
 def loader(run: Store, adapter_only: bool = False) -> str:
     """The class whose `from_pretrained` loads an export of the run."""
-    language = (yaml.safe_load(run.read(CONFIG)) or {})["model"]["task"] == "causal-lm"
+    language = parsed(run, CONFIG, run.read(CONFIG), ("model",))["model"]["task"] == "causal-lm"
     return f"Auto{'Peft' if adapter_only else ''}ModelFor{'CausalLM' if language else 'SequenceClassification'}"
 
 

@@ -2,6 +2,7 @@
 
 import pyarrow as pa
 
+from pipeline.data.delimited import listed
 from pipeline.errors import UserError
 
 
@@ -11,7 +12,7 @@ def require(columns: list[str], found: list[str], name: str) -> None:
     for column in columns:
         if found.count(column) != 1:
             count = "no column" if column not in found else f"{found.count(column)} columns are named"
-            problems.append(f"{name}: {count} {column!r}; the file has {', '.join(map(repr, found)) or 'none'}")
+            problems.append(f"{name}: {count} {column!r}; the file has {listed(found)}")
     if problems:
         raise UserError(*problems)
 

@@ -22,6 +22,12 @@ def columns_of(config: Config) -> list[str]:
     return [*text_columns(config), *([label] if label is not None else [])]
 
 
+def _is_read(field: str, config: Config) -> bool:
+    if field == "label":
+        return label_column(config) is not None
+    return (field in ("prompt", "completion")) == (config.data.columns.prompt is not None)
+
+
 def problem(config: Config) -> str | None:
     """What is wrong with the columns and the adapters that a task asks for; None if nothing is."""
     columns, task = config.data.columns, config.model.task
@@ -39,6 +45,11 @@ def problem(config: Config) -> str | None:
             "model.lora.r: with model.from_scratch the random weights under the adapters would be kept nowhere; save "
             "such a model into a folder first and give that as model.path"
         )
+    names = columns_of(config)
+    for name in names:
+        if names.count(name) > 1:
+            twice = [f"data.columns.{field}" for field, column in columns if column == name and _is_read(field, config)]
+            return f"{' and '.join(twice)}: found {name!r} for each; expected columns of their own"
     strategy = config.strategy
     if config.model.lora.r is not None and strategy.kind == "fsdp" and strategy.version == 1:
         return "model.lora.r: not with strategy.version 1, whose flat parameters mix trained and frozen ones; expected 2"

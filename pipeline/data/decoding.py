@@ -17,7 +17,7 @@ def known(encoding: str) -> str:
     try:
         name = codecs.lookup(encoding).name
         io.TextIOWrapper(io.BytesIO(), encoding=name)  # refuses codecs that make no text, such as hex
-    except LookupError:
+    except (LookupError, ValueError):  # ValueError: of a NUL in the name
         usual = "utf-8, latin-1 and utf-16"
         raise UserError(f"data.encoding: {encoding!r} is no known text encoding; {usual} are") from None
     return "utf-8-sig" if name == "utf-8" else name

@@ -108,12 +108,20 @@ def positions(header: list[str], columns: list[str], name: str) -> list[int]:
     problems = []
     for column in columns:
         if header.count(column) == 0:
-            problems.append(f"{name}: no column {column!r}; the file has {', '.join(map(repr, header))}")
+            problems.append(f"{name}: no column {column!r}; the file has {listed(header)}")
         elif header.count(column) > 1:
             problems.append(f"{name}: {header.count(column)} columns are named {column!r}; one is needed")
     if problems:
         raise UserError(*problems)
     return [header.index(column) for column in columns]
+
+
+def listed(names: list[str]) -> str:
+    """Names of columns for a message: the first ones, each cut where it is no name any more."""
+    if not names:
+        return "none"
+    texts = [text if len(text) <= 60 else f"{text[:57]}..." for text in map(repr, names[:20])]
+    return ", ".join(texts) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
 def misplaced(opened: Opener, name: str, data: Data) -> UserError:

@@ -3,6 +3,7 @@
 Everything wrong is said together, with file and row; nothing is repaired silently.
 """
 
+import unicodedata
 from collections.abc import Callable
 from difflib import get_close_matches
 
@@ -42,6 +43,7 @@ def inspect(config: Config) -> Facts:
         if label_type == "integer":
             _refuse_markers(names, ledger)
         labels = sorted_names(list(names["train"]), label_type)
+        _refuse_lookalikes(names["train"], ledger)
         _judge_classes(splits, names, labels, config, ledger)
     _judge_rows(splits, config, ledger)
     problems = ledger.problems(MOST_PROBLEMS)
@@ -122,7 +124,7 @@ def _named(split: Split, label_type: str, ledger: Ledger) -> dict[str, Seen]:
     reading = readings[label_type]
     for (kind, value), seen in split.values.items():
         place = f"data.{split.name}: {seen.file.name} row {seen.row}: label"
-        if value == "" or value != value:  # pandas writes NaN for what is missing
+        if value != value or not str(value).strip():  # pandas writes NaN for what is missing
             ledger.note(("empty", seen.file.path), f"{place} is empty; each row needs a label", seen.count)
             continue
         name = reading(value) if kind == "csv" else class_name(value)
@@ -155,6 +157,20 @@ def _refuse_markers(names: dict[str, dict[str, Seen]], ledger: Ledger) -> None:
                     "leave them out (if it is a class, write the labels as texts)"
                 )
                 ledger.note(("no label", split, name), line, seen.count)
+
+
+def _refuse_lookalikes(named: dict[str, Seen], ledger: Ledger) -> None:
+    """Note training classes that people cannot tell apart: `a` and `a ` would each get half of the rows."""
+    first: dict[str, str] = {}
+    for name in named:
+        other = first.setdefault(unicodedata.normalize("NFC", " ".join(name.split())), name)
+        if other != name:
+            seen = named[name]
+            line = (
+                f"data.train: {seen.file.name} row {seen.row}: label {ascii(name)} differs from {ascii(other)} in white "
+                "space or Unicode form only; write them alike"
+            )
+            ledger.note(("lookalike", seen.file.path, name), line, seen.count)
 
 
 def _judge_classes(

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pipeline.config import Data
 from pipeline.data import decoding
 from pipeline.data.decoding import Opener
-from pipeline.data.delimited import BATCH_CHARACTERS, CHUNK_ROWS
+from pipeline.data.delimited import BATCH_CHARACTERS, CHUNK_ROWS, listed
 from pipeline.errors import UserError
 
 KINDS = {bool: "boolean", int: "number", float: "number", str: "string"}
@@ -35,7 +35,7 @@ def tables(opened: Opener, name: str, columns: list[str], data: Data, batch_rows
     kinds = ["null"] * len(columns)
     characters = 0
     checked = False
-    for chunk in _chunks(opened, name, data):
+    for chunk in _chunks(opened, name, data, columns):
         if not checked:
             _require(columns, chunk, name)
             checked = True
@@ -62,7 +62,7 @@ def tables(opened: Opener, name: str, columns: list[str], data: Data, batch_rows
 
 def names(opened: Opener, name: str, data: Data) -> list[str]:
     """The keys of the first rows, each once."""
-    return _keys(next(_chunks(opened, name, data), []))
+    return _keys(next(_chunks(opened, name, data, []), []))
 
 
 def kind(value: Any) -> str:
@@ -84,8 +84,9 @@ def _joined(old: str, new: str) -> str | None:
     return None
 
 
-def _chunks(opened: Opener, name: str, data: Data) -> Iterator[list[dict[str, Any]]]:
+def _chunks(opened: Opener, name: str, data: Data, columns: list[str]) -> Iterator[list[dict[str, Any]]]:
     number, line = 0, 0
+    keys = [json.dumps(column, ensure_ascii=False) for column in columns]
     try:
         with decoding.lines(opened, data.encoding) as lines:
             while texts := list(itertools.islice(lines, CHUNK_ROWS)):
@@ -104,6 +105,8 @@ def _chunks(opened: Opener, name: str, data: Data) -> Iterator[list[dict[str, An
                             f"{name}: row {number} (line {line}) is {_shown(record)}; each line must be one "
                             'JSON object, such as {"text": "...", "label": "..."}'
                         )
+                    if any(text.count(key) > 1 for key in keys):  # may as well be a value
+                        _refuse_twice(text, columns, f"{name}: row {number} (line {line})")
                     chunk.append(record)
                 if chunk:
                     yield chunk
@@ -111,12 +114,21 @@ def _chunks(opened: Opener, name: str, data: Data) -> Iterator[list[dict[str, An
         raise decoding.undecodable(opened, name, data.encoding) from None
 
 
+def _refuse_twice(text: str, columns: list[str], place: str) -> None:
+    """Python's json keeps the last of several values of one key, and nobody would know."""
+    objects: list[list[tuple[str, Any]]] = []
+    json.loads(text, object_pairs_hook=objects.append)
+    names = [key for key, _ in objects[-1]]  # the outermost object ends last
+    for column in columns:
+        if names.count(column) > 1:
+            raise UserError(f"{place} has {names.count(column)} values of {column!r}; one is needed")
+
+
 def _require(columns: list[str], chunk: list[dict[str, Any]], name: str) -> None:
     found = _keys(chunk)
     missing = [column for column in columns if column not in found]
     if missing:
-        shown = ", ".join(map(repr, found)) or "none"
-        raise UserError(*(f"{name}: no column {column!r}; the file has {shown}" for column in missing))
+        raise UserError(*(f"{name}: no column {column!r}; the file has {listed(found)}" for column in missing))
 
 
 def _keys(chunk: list[dict[str, Any]]) -> list[str]:

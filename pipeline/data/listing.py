@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -52,7 +53,11 @@ def resolve(path: str, storage: Storage) -> tuple[FileSystem, str]:
         from pipeline.data import hub
 
         return LocalFileSystem(), hub.fetched(path)
-    return LocalFileSystem(), os.path.normpath(Path(path.removeprefix("file://")).expanduser().absolute())
+    plain = path.removeprefix("file://")
+    if "\0" in plain or plain != plain.encode(errors="replace").decode():
+        raise UserError(f"{ascii(path)}: holds a character that no path can have")
+    # Of a user that is unknown here, os.path leaves "~name" as it stands, and pathlib raises.
+    return LocalFileSystem(), os.path.abspath(os.path.expanduser(plain))  # noqa: PTH100, PTH111
 
 
 def tag(path: str, storage: Storage) -> str:
@@ -104,8 +109,27 @@ def matching(path: str, storage: Storage) -> tuple[list[Found], bool]:
 
 
 def _files(filesystem: FileSystem, root: str, deep: bool) -> list[FileInfo]:
+    if isinstance(filesystem, LocalFileSystem):
+        return [info for info in filesystem.get_file_info(list(_below(root, deep, ()))) if info.type == FileType.File]
     selector = FileSelector(root, allow_not_found=True, recursive=deep)
     return [info for info in filesystem.get_file_info(selector) if info.type == FileType.File]
+
+
+def _below(folder: str, deep: bool, above: tuple[str, ...]) -> Iterator[str]:
+    """Paths of the files below a local folder, through links too; a link to a folder above it leads no further.
+
+    Arrow's own listing would go round in such a link until the names are too long.
+    """
+    above = (*above, os.path.realpath(folder))
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        if not entry.is_dir():
+            yield entry.path
+        elif deep and os.path.realpath(entry.path) not in above:
+            yield from _below(entry.path, deep, above)
 
 
 def _visible(info: FileInfo, root: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pipeline.config import Config
-from pipeline.errors import RunError
+from pipeline.errors import UserError
 
 LOGGER = logging.getLogger("pipeline")
 
@@ -82,18 +82,28 @@ def _precision(name: str, version: int) -> Any:
     return MixedPrecision(param_dtype=compute, reduce_dtype=torch.float32, buffer_dtype=torch.float32)
 
 
-def choose_layers(config: Config, accelerator: Any, model: torch.nn.Module) -> None:
-    """Tell the plugin which classes of modules are sharded one by one, and recompute their activations if asked for.
+def wrapped(config: Config, model: torch.nn.Module) -> list[str]:
+    """The classes of modules that are sharded one by one.
 
     Raises:
-        RunError: `strategy.wrap` names a class of which the model has none.
+        UserError: `strategy.wrap` names a class of which the model has none.
     """
     wanted = config.strategy.wrap
     names = layers(model) if wanted == "auto" else list(wanted)
     present = {type(module).__name__ for module in model.modules()}
     unknown = [name for name in names if name not in present]
     if unknown:
-        raise RunError(f"strategy.wrap: the model has no module of class {unknown[0]!r}; its layers: {layers(model)}")
+        raise UserError(f"strategy.wrap: the model has no module of class {unknown[0]!r}; its layers: {layers(model)}")
+    return names
+
+
+def choose_layers(config: Config, accelerator: Any, model: torch.nn.Module) -> None:
+    """Tell the plugin which classes of modules are sharded one by one, and recompute their activations if asked for.
+
+    Raises:
+        UserError: `strategy.wrap` names a class of which the model has none.
+    """
+    names = wrapped(config, model)
     accelerator.state.fsdp_plugin.transformer_cls_names_to_wrap = names
     if config.strategy.activation_checkpointing:
         recompute(model, set(names))

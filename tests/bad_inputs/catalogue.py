@@ -118,6 +118,16 @@ CONFIGURATION = [
             "No module named 'no_such'"),
     Case("address of a job server", ("RAY_ADDRESS: found http://head:8265", "HOST:6379"),
          environ={"RAY_ADDRESS": "http://head:8265"}),
+    setting("number beyond all counting", "training.epochs=9999999999", "found 9999999999", "at most 2,147,483,647"),
+    setting("time beyond all timers", "run.collective_timeout_s=1000000000000", "from 1 to 10000000"),
+    setting("GPUs asked for and not", "scaling.use_gpu=true scaling.resources_per_worker.GPU=0",
+            "scaling.resources_per_worker.GPU: 0 with scaling.use_gpu true"),
+    setting("label as text", "data.columns.label=text", "data.columns.text and data.columns.label: found 'text'"),
+    setting("text twice", "data.columns.text_pair=text", "data.columns.text and data.columns.text_pair: found 'text'"),
+    setting("function of a module that ends the program", "run.train_func=ends:train", "run.train_func: found 'ends:",
+            "SystemExit: 3", files={"ends.py": b"import sys\nsys.exit(3)\n"}),
+    setting("class that is not in the model", "strategy.kind=fsdp strategy.wrap=[Nix]", "strategy.wrap: the model has",
+            "'Nix'", "BertLayer"),
 ]  # fmt: skip
 
 FILES = [
@@ -158,6 +168,9 @@ FILES = [
     setting("hub that is silent", "data.train=hub:owner/name", "data.train: hub:owner/name: the hub http://127.0.0.1:",
             "cannot be asked for owner/name", environ={"HF_ENDPOINT": SILENT}),
     setting("name of the hub as a path", "data.train=owner/name", "no such file", "write hub:owner/name"),
+    setting("NUL in a path", 'data.train="a\\0b"', "data.train: 'a\\x00b': holds a character that no path can have"),
+    setting("half a character in a path", 'data.train="\\udcff"', "holds a character that no path can have"),
+    setting("home of nobody", "data.train=~nobody-here/a.csv", "data.train: ~nobody-here/a.csv: no such file"),
 ]  # fmt: skip
 
 ROWS = [
@@ -221,6 +234,16 @@ ROWS = [
           overrides=("model.task=multi-label", "data.validation=null")),
     train("null among labels", labelled(["a"], ["b", None]), "row 2: a label in the list is null", file="t.jsonl",
           overrides=("model.task=multi-label", "data.validation=null")),
+    setting("encoding with a NUL", 'data.encoding="\\0" data.validation=null', "is no known text encoding"),
+    train("blank label", b"text,category\nx,a\ny, \nz,b\n", "row 2: label is empty"),
+    setting("labels alike", "data.validation=null", "row 3: label 'a ' differs from 'a' in white space",
+            files={"train.csv": b"text,category\nx,a\ny,b\nz,a \n"}),
+    setting("labels of two Unicode forms", "data.validation=null", "differs from '\\xe9' in white space",
+            files={"train.csv": "text,category\nx,\u00e9\ny,b\nz,e\u0301\n".encode()}),
+    train("key twice", b'{"text": "x", "text": "y", "category": "a"}\n', "(line 1) has 2 values of 'text'",
+          file="t.jsonl"),
+    setting("many columns", "data.validation=null data.columns.text=c99 data.columns.label=a", "no column 'a'",
+            "'c19' and 80 more", files={"train.csv": ",".join(f"c{n}" for n in range(100)).encode() + b"\n"}),
 ]  # fmt: skip
 
 MODEL = [
@@ -249,6 +272,16 @@ MODEL = [
     setting("no name of a model", "model.path=my~model", "model.path: 'my~model' is no name of a model on the hub"),
     setting("hub that is silent", "model.path=owner/model", "model.path: the hub http://127.0.0.1:",
             "cannot be asked for owner/model", environ={"HF_ENDPOINT": SILENT}),
+    setting("program as a package", "model.path=package:__main__", "no installed Python package '__main__'"),
+    setting("file as a model", "model.path=train.csv", "model.path: train.csv is a file"),
+    setting("more layers than weights", "model.config.num_hidden_layers=12", "there are none for bert.encoder.layer."),
+    setting("other size than the weights", "model.config.vocab_size=99", "has the shape [30522, 384], not [99, 384]"),
+    setting("layers of a wrong type", "model.config.num_hidden_layers=two",
+            "model.config.num_hidden_layers: found 'two', which a bert model refuses", "expected int"),
+    setting("no layers", "model.config.num_hidden_layers=-1", "found -1, expected an integer of at least 1"),
+    setting("sizes that do not fit", "model.config.num_attention_heads=7", "model.config: no bert model can be made"),
+    setting("what the labels say", "model.config.problem_type=regression", "model.config.problem_type: follows from"),
+    setting("method as a setting", "model.config.to_dict=1", "model.config.to_dict: a bert model has no such setting"),
 ]  # fmt: skip
 
 STORAGE = [

@@ -134,7 +134,7 @@ JOBS = st.fixed_dictionaries(
         ),
         "training": st.fixed_dictionaries(
             {
-                "epochs": st.integers(1, 10**12),
+                "epochs": st.integers(1, 2**31 - 1),
                 "learning_rate": st.floats(1e-300, 10),
                 "mixed_precision": st.sampled_from(["no", "bf16", "fp16"]),
                 "eval_every": st.just("epoch") | st.integers(1, 10**6),
