@@ -54,7 +54,7 @@ def resolve(path: str, storage: Storage) -> tuple[FileSystem, str]:
 
         return LocalFileSystem(), hub.fetched(path)
     plain = path.removeprefix("file://")
-    if "\0" in plain or plain != plain.encode(errors="replace").decode():
+    if "\0" in plain or not _utf8(plain):
         raise UserError(f"{ascii(path)}: holds a character that no path can have")
     # Of a user that is unknown here, os.path leaves "~name" as it stands, and pathlib raises.
     return LocalFileSystem(), os.path.abspath(os.path.expanduser(plain))  # noqa: PTH100, PTH111
@@ -120,16 +120,23 @@ def _below(folder: str, deep: bool, above: tuple[str, ...]) -> Iterator[str]:
 
     Arrow's own listing would go round in such a link until the names are too long.
     """
-    above = (*above, os.path.realpath(folder))
+    here = Path(os.path.realpath(folder))
+    above = (*above, *map(str, (here, *here.parents)))
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except FileNotFoundError:
         return
     for entry in entries:
         if not entry.is_dir():
+            if not _utf8(entry.path):
+                raise UserError(f"{ascii(entry.path)}: the name of this file is not UTF-8; rename it")
             yield entry.path
         elif deep and os.path.realpath(entry.path) not in above:
             yield from _below(entry.path, deep, above)
+
+
+def _utf8(path: str) -> bool:
+    return path == path.encode(errors="replace").decode()
 
 
 def _visible(info: FileInfo, root: str) -> bool:

@@ -477,3 +477,14 @@ def test_objects_are_found_and_read_by_the_same_rules(tree: Path, monkeypatch: p
     (file,) = files.find(f"{bucket}/b*.csv{query}", data(), STORAGE)
     assert file.path == f"{bucket}/b.csv{query}"
     assert json.loads(json.dumps(next(files.read(file, ["text"], data(), STORAGE)).to_pylist())) == [{"text": "a"}]
+
+
+def test_a_link_to_a_folder_above_leads_no_further(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.csv").write_text("text,category\nx,a\n")
+    (tmp_path / "sub" / "up").symlink_to("..")
+    (tmp_path / "sub" / "self").symlink_to(".")
+    (tmp_path / "sub" / "over").symlink_to("../..")
+    for folder in (tmp_path, tmp_path / "sub"):
+        found = files.find(str(folder), Data(), Storage())
+        assert [file.path for file in found] == [f"{tmp_path}/sub/a.csv"]
