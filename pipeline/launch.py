@@ -187,6 +187,11 @@ def _cause(error: Exception) -> str:
     failures = getattr(error, "worker_failures", None)
     if failures:
         rank, cause = min(failures.items())
+        if "running low on memory" in str(cause):
+            return (
+                f"training failed on rank {rank}: its node ran out of memory and Ray ended it; give the node more, or "
+                "take a smaller training.batch_size_per_worker or fewer workers on it"
+            )
         lines = [line for line in str(cause).strip().splitlines() if line.strip()]
         last = lines[-1].strip() if lines else type(cause).__name__
         # A traceback's last line begins with the type, which our own errors can do without.

@@ -23,6 +23,13 @@ class Failed(Exception):
         ),
         ("Traceback:\nValueError: no such thing", "training failed on rank 1: ValueError: no such thing"),
         ("", "training failed on rank 1: RuntimeError"),
+        (
+            "OutOfMemoryError: 1 worker(s) were killed due to the node running low on memory.\nSee the documentation",
+            (
+                "training failed on rank 1: its node ran out of memory and Ray ended it; give the node more, or take a "
+                "smaller training.batch_size_per_worker or fewer workers on it"
+            ),
+        ),
     ],
 )
 def test_the_cause_is_the_last_line_of_the_first_rank_that_failed(said: str, expected: str) -> None:
