@@ -33,8 +33,8 @@ test: lint ## what CI runs: checks, then unit, gloo, S3 and local Ray tests, and
 	$(BIN)/pytest tests/unit tests/bad_inputs tests/gloo tests/s3 tests/ray -m "$(HERE) and not slow" $(ARGS)
 	$(BIN)/pytest tests/e2e -m e2e $(ARGS)
 
-test-fast: $(INSTALLED) ## unit tests and numbers on bare processes
-	$(BIN)/pytest tests/unit tests/bad_inputs tests/gloo -m "$(HERE) and not slow" $(ARGS)
+test-fast: $(INSTALLED) ## unit tests, bad input, both data engines on a local Ray
+	$(BIN)/pytest tests/unit tests/bad_inputs tests/ray/test_data_cells.py -m "$(HERE) and not slow" $(ARGS)
 
 test-e2e: $(INSTALLED) ## the core of the kind suite; needs Docker
 	$(BIN)/pytest tests/e2e -m e2e $(ARGS)
