@@ -40,7 +40,7 @@ test-e2e: $(INSTALLED) ## the core of the kind suite; needs Docker
 	$(BIN)/pytest tests/e2e -m e2e $(ARGS)
 
 test-all: test ## and all strategies, killed runs, the kind suite and its long fault cases; says what it could not run
-	$(BIN)/pytest tests/gloo tests/ray -m slow -rs $(ARGS)
+	$(BIN)/pytest tests/gloo tests/s3 tests/ray -m slow -rs $(ARGS)
 	$(BIN)/pytest tests/e2e -m e2e_long -rs $(ARGS)
 
 test-gpu: $(INSTALLED) ## on a machine with an NVIDIA GPU

@@ -16,6 +16,7 @@ from pipeline.storage import Store
 from tests.s3.conftest import Server, is_running, wait_until
 
 
+@pytest.mark.slow  # where it is stopped in an upload is a matter of luck on a busy machine
 def test_an_upload_and_a_write_outlast_a_server_that_hangs(
     server: Server, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
