@@ -17,7 +17,7 @@ from pipeline.errors import RunError
 from pipeline.loop import Parts, Run, State
 from pipeline.metrics import Scorer, best_of, names_of
 from pipeline.model import load_model, load_tokenizer
-from pipeline.strategy.pieces import Piece, holding
+from pipeline.strategy.pieces import Piece, holding, innermost
 
 # Tensor cores of GPUs want lengths that are multiples of it.
 GPU_MULTIPLE = 8
@@ -119,13 +119,6 @@ def parts(
         run=run,
         multiple=_multiple(accelerator),
     )
-
-
-def innermost(optimizer: Any) -> Any:
-    """The optimizer that takes the steps; Accelerate and DeepSpeed wrap it, and share its groups' learning rates."""
-    while hasattr(optimizer, "optimizer"):
-        optimizer = optimizer.optimizer
-    return optimizer
 
 
 def fingerprint(pieces: Iterable[Piece]) -> str:

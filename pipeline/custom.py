@@ -44,7 +44,7 @@ from pipeline.errors import RunError, UserError
 from pipeline.loop import Clock, Parts, Run, State, best_so_far
 from pipeline.metrics import best_of
 from pipeline.metrics.names import LESS_IS_BETTER
-from pipeline.strategy import synchronised
+from pipeline.strategy import pieces, synchronised
 
 EXPECTED = "expected package.module:function, a function of one argument that can be imported here"
 
@@ -159,7 +159,7 @@ class Context:
         """
         assert self._parts is None, "context.prepare is called once"
         self.training, self._state = self._setup(model, optimizer)
-        saved, inner = self._state.extra, assembly.innermost(self.training.optimizer)
+        saved, inner = self._state.extra, pieces.innermost(self.training.optimizer)
         # It was built on the optimizer as it was; this one takes the steps.
         scheduler.optimizer = inner
         if self._state.step and "scheduler" in saved:

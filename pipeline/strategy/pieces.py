@@ -63,15 +63,20 @@ class Holding(Protocol):
         """Weights and moments uncut, gathered one at a time, with `keep`; all ranks call it, the others get nothing."""
 
 
+def innermost(optimizer: Any) -> Any:
+    """The optimizer that takes the steps; Accelerate and DeepSpeed wrap it, and share its groups' learning rates."""
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
 def holding(model: Any, optimizer: Any) -> Holding:
     """The holding of a prepared model and optimizer."""
     if zero.is_engine(model):
         from pipeline.strategy.partitions import partitions
 
         return partitions(model)
-    inner = optimizer
-    while not isinstance(inner, torch.optim.Optimizer) or hasattr(inner, "optimizer"):
-        inner = inner.optimizer
+    inner = innermost(optimizer)
     if type(model).__name__ == "FullyShardedDataParallel":
         from pipeline.strategy.fsdp1 import Flattened
 

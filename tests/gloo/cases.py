@@ -13,12 +13,13 @@ from pipeline.data.inspect import Facts
 from pipeline.strategy.pieces import holding
 
 
-class Collected:
-    """Keeps the loop's lines, and saves its checkpoints into a folder that all ranks share."""
+class Lines:
+    """Keeps the loop's lines, and is never told to save."""
 
-    def __init__(self, folder: str | None) -> None:
+    training: checkpoint.Training
+
+    def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
-        self.folder = folder
 
     def log(self, line: dict[str, Any]) -> None:
         self.lines.append(line)
@@ -32,12 +33,18 @@ class Collected:
     def must_save(self) -> bool:
         return False
 
+
+class Collected(Lines):
+    """Saves the loop's checkpoints into a folder that all ranks share."""
+
+    def __init__(self, folder: str | None) -> None:
+        super().__init__()
+        self.folder = folder
+
     def report(self, state: loop.State, save: bool) -> None:
         if save and self.folder:
             target = Path(self.folder) / f"step-{state.step}"
             checkpoint.save(target, self.training, state.to_json())
-
-    training: checkpoint.Training
 
 
 def train(
@@ -151,6 +158,20 @@ def _recorded(batches: Any) -> list[int]:
     return used
 
 
+def _plain_optimizer(model: torch.nn.Module, job: Config) -> torch.optim.Optimizer:
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    plain = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": decayed, "weight_decay": job.training.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=job.training.learning_rate)
+
+
+def _set_plain_rate(optimizer: torch.optim.Optimizer, job: Config, step: int, total: int) -> None:
+    warmup = int(total * job.training.warmup_ratio)
+    share = (step + 1) / (warmup + 1) if step < warmup else (total - step) / (total - warmup)
+    for group in optimizer.param_groups:
+        group["lr"] = job.training.learning_rate * share
+
+
 def losses_of_a_plain_loop(config: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
     """The same training written down plainly: one process, whole batches, no Accelerate, no code of ours in a step."""
     from accelerate.utils import set_seed
@@ -165,18 +186,12 @@ def losses_of_a_plain_loop(config: dict[str, Any], facts: dict[str, Any]) -> dic
     set_seed(job.run.seed)
     model = load_model(job.model, job.storage, found.labels)
     rows = Rows(tokenised(job, found, "train"), batches.plan)
-    decayed = [p for p in model.parameters() if p.dim() > 1]
-    plain = [p for p in model.parameters() if p.dim() <= 1]
-    groups = [{"params": decayed, "weight_decay": job.training.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=job.training.learning_rate)
+    optimizer = _plain_optimizer(model, job)
     total = job.training.epochs * batches.plan.steps_per_epoch
     losses = []
     model.train()
     for step in range(total):
-        warmup = int(total * job.training.warmup_ratio)
-        share = (step + 1) / (warmup + 1) if step < warmup else (total - step) / (total - warmup)
-        for group in optimizer.param_groups:
-            group["lr"] = job.training.learning_rate * share
+        _set_plain_rate(optimizer, job, step, total)
         batch = Collate(0)(rows.__getitems__(batches.plan.step_rows(step).tolist()))
         loss = torch.nn.functional.cross_entropy(
             model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits, batch["labels"]
@@ -201,19 +216,13 @@ def losses_of_documents_alone(config: dict[str, Any], facts: dict[str, Any]) -> 
     batches: Any = assembly.batches(job, found, accelerator, load_tokenizer(job.model, job.storage), None)
     set_seed(job.run.seed)
     model = load_model(job.model, job.storage, [])
-    decayed = [p for p in model.parameters() if p.dim() > 1]
-    plain = [p for p in model.parameters() if p.dim() <= 1]
-    groups = [{"params": decayed, "weight_decay": job.training.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=job.training.learning_rate)
+    optimizer = _plain_optimizer(model, job)
     total = job.training.epochs * batches.plan.steps_per_epoch
     losses = []
     model.train()
     rows = tokenised(job, found, "train")
     for step in range(total):
-        warmup = int(total * job.training.warmup_ratio)
-        share = (step + 1) / (warmup + 1) if step < warmup else (total - step) / (total - warmup)
-        for group in optimizer.param_groups:
-            group["lr"] = job.training.learning_rate * share
+        _set_plain_rate(optimizer, job, step, total)
         chosen = [rows[number] for number in batches.plan.step_rows(step).tolist()]
         tokens = sum(sum(row["target"]) for row in chosen)
         loss = torch.zeros(())

@@ -43,6 +43,13 @@ def _rows(name: str, every_class: bool) -> list[dict[str, str]]:
         return [row for row in csv.DictReader(file) if every_class or row["category"] in LABELS]
 
 
+def _configured(values: dict[str, dict[str, object]], sections: dict[str, dict[str, object]]) -> tuple[Config, Facts]:
+    """The values with those of `sections` over them, and the facts of the data."""
+    merged = {name: {**values.get(name, {}), **sections.get(name, {})} for name in {*values, *sections}}
+    config = Config.model_validate(merged)
+    return config, inspect(config)
+
+
 @pytest.fixture(scope="session")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Config, Facts]]:
     """A configuration on rows of six classes of Banking77 (all 77 for the whole test set), and its facts."""
@@ -66,9 +73,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Config,
             "storage": {"path": str(folder)},
             "scaling": {"workers": 1},
         }
-        merged = {name: {**values.get(name, {}), **sections.get(name, {})} for name in {*values, *sections}}
-        config = Config.model_validate(merged)
-        return config, inspect(config)
+        return _configured(values, sections)
 
     return make
 
@@ -91,8 +96,6 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Co
             "storage": {"path": str(folder)},
             "scaling": {"workers": 1},
         }
-        merged = {name: {**values.get(name, {}), **sections.get(name, {})} for name in {*values, *sections}}
-        config = Config.model_validate(merged)
-        return config, inspect(config)
+        return _configured(values, sections)
 
     return make

@@ -15,30 +15,17 @@ from pipeline.data.inspect import Facts
 from pipeline.local_store import LocalStore
 from pipeline.strategy.pieces import holding
 from pipeline.tasks import inputs
+from tests.gloo.cases import Lines
 
 
-class Saving:
-    """Keeps the loop's lines, and saves checkpoints into a store, each rank its own files."""
-
-    training: checkpoint.Training
+class Saving(Lines):
+    """Saves the loop's checkpoints into a store, each rank its own files."""
 
     def __init__(self, run: str | None) -> None:
-        self.lines: list[dict[str, Any]] = []
+        super().__init__()
         self.store = LocalStore(Path(run)) if run else None
         self.seconds: dict[str, float] = {}
         self.files: list[str] = []
-
-    def log(self, line: dict[str, Any]) -> None:
-        self.lines.append(line)
-
-    def evaluating(self, done: int, total: int) -> None:
-        pass
-
-    def check_due(self) -> bool:
-        return False
-
-    def must_save(self) -> bool:
-        return False
 
     def report(self, state: loop.State, save: bool) -> None:
         if not save or self.store is None:
