@@ -197,6 +197,9 @@ def _quiet(debug: bool) -> None:
     """Only our own words: what libraries tell their developers would bury them."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("pipeline").setLevel(logging.DEBUG if debug else logging.INFO)
+    # Nobody is told of a run: the hub's client would ask its server for a list of programs first, and wait for it.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if debug:
         return
     warnings.simplefilter("ignore")

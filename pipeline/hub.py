@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pipeline.errors import UserError
 
-TIMEOUT_S = 5.0  # of connecting, and of each read
+TIMEOUT_S = 4.0  # of connecting, and of each read
 _silent = False
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from pipeline import checkpoint, launch, loop
+from pipeline import checkpoint, fit, launch, loop
 from pipeline.cluster import Capacity
 from pipeline.config import Config
 from pipeline.errors import RunError, UserError
@@ -58,7 +58,7 @@ def start(world: World, config: Config) -> Result:
     outcome = world.run(workers.train, **arguments)[0]
     if "problems" in outcome:
         raise RunError(*outcome["problems"])
-    return launch._finish(prepared, folder, outcome, 1.0)
+    return fit._finish(prepared, folder, outcome, 1.0)
 
 
 def folder_of(config: Config) -> Store:

@@ -40,7 +40,9 @@ def test_a_copy_is_listed_exported_and_continued_where_it_lies(
     assert folder.claim_attempt(2) == 1
     for step in (5, 10):
         files = save(folder.store, tmp_path, step, size=BIG if step == 10 else 9)
-    folder.write_result({"best_checkpoint": "checkpoint-00000005-a001", "status": "finished"}, None)
+    best = "checkpoint-00000005-a001"
+    result = {"status": "finished", "steps": 10, "epochs": 1, "history": [], "best_checkpoint": best}
+    folder.write_result(result, None)
 
     copy(folder.store, open_store(Storage(path=place)).child("run"), tmp_path)
     folder.store.delete("result.json")
@@ -49,7 +51,7 @@ def test_a_copy_is_listed_exported_and_continued_where_it_lies(
     with found(f"{place}/run", None) as run:
         facts = describe(run)
         assert facts["checkpoints"] == ["checkpoint-00000005-a001", "checkpoint-00000010-a001"]
-        assert export(run, tmp_path / "model", "best") == "checkpoint-00000005-a001"
+        assert export(run, tmp_path / "model", "best") == best
         assert loaded(run, tmp_path, checkpoint.Name(1, 10)) == files
         manifest = run.read("checkpoint-00000010-a001/manifest.json").decode()
         assert store.uri not in json.dumps(facts["result"]) + manifest

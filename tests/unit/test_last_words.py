@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.launch import _cause
+from pipeline.fit import _cause
 from pipeline.progress import LatestValues
 
 
