@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from pipeline.config import Config
 from pipeline.errors import PipelineError, UserError
@@ -109,17 +108,14 @@ def runs() -> None:
 def list_runs(storage: str | None, as_json: bool) -> None:
     """List the runs under an address (without one: the embedded store), newest first."""
     from pipeline.runs import opened, summaries
+    from pipeline.summary import show_list
 
     with opened(storage) as store:
         found = summaries(store)
     if as_json:
         print(json.dumps(found, indent=1))
         return
-    columns = ("run", "status", "steps", "epochs", "best", "attempts", "started")
-    table = Table(*columns)
-    for row in found:
-        table.add_row(*(str(row.get(column, "")) for column in columns))
-    Console().print(table)
+    show_list(found, Console())
 
 
 @runs.command(

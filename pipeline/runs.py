@@ -14,7 +14,7 @@ from pipeline import checkpoint, lora, settings
 from pipeline.config import RUN_NAME, Storage
 from pipeline.errors import UserError
 from pipeline.export import is_sharded, join
-from pipeline.result import is_metric, number
+from pipeline.result import is_metric
 from pipeline.run import CONFIG, DATA, OWNER, RESULT, RESULT_FIELDS, parsed
 from pipeline.storage import Store, open_store
 
@@ -67,7 +67,10 @@ def _json(store: Store, name: str) -> dict[str, Any] | None:
 
 
 def summaries(store: Store) -> list[dict[str, Any]]:
-    """One line for each run, newest first: `run, status, steps, epochs, best, attempts, started`."""
+    """One line for each run, newest first: `run, status, steps, epochs, best, attempts, started`.
+
+    `best` are the metrics of the best checkpoint. A run that still goes on is `unfinished`, like one that was lost.
+    """
     rows = []
     for name in store.folders():
         try:
@@ -92,7 +95,7 @@ def _summary(run: Store, name: str) -> dict[str, Any] | None:
         best = next((entry for entry in result["history"] if _at(entry, result["best_checkpoint"])), None)
         row |= {"status": result["status"], "steps": result["steps"], "epochs": round(result["epochs"], 2)}
         if best:
-            row["best"] = " ".join(f"{key[5:]} {number(value)}" for key, value in best.items() if is_metric(key))
+            row["best"] = {key: value for key, value in best.items() if is_metric(key)}
     row["attempts"] = attempts
     return row
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from pipeline.config import Config
@@ -43,6 +43,17 @@ def show_result(result: Result, config: Config, console: Console) -> None:
     console.print(f"Next:  pipeline runs export {address} ./{result.name}-model", soft_wrap=True)
 
 
+def show_list(rows: list[dict[str, Any]], console: Console) -> None:
+    """The table of `pipeline runs list`."""
+    table = Table("run", "status", "steps", "epochs", "best", "attempts", Column("started (UTC)", no_wrap=True))
+    for row in rows:
+        cells = [str(row.get(column, "")) for column in ("run", "status", "steps", "epochs")]
+        # Without seconds, so that a narrow terminal has room for it.
+        started = str(row["started"])[:16].replace("T", " ")
+        table.add_row(*map(Text, cells), _metrics(row.get("best", {})), str(row.get("attempts", "")), started)
+    console.print(table)
+
+
 def show_run(facts: dict[str, Any], console: Console) -> None:
     """The table of `pipeline runs show`."""
     table = Table(show_header=False)
@@ -76,13 +87,18 @@ def show_checks(checks: "list[Check]", console: Console) -> None:
     if splits:
         _show_splits(splits, console)
         _show_labels(splits, console)
-        table = Table("first rows, as the model sees them", "tokens", "label", "trained as")
-        for found in splits.values():
-            for row in found["first_rows"]:
-                # Text: what stands in brackets, [CLS] too, is otherwise taken for a colour.
-                cells = (row["text"], str(row["tokens"]), str(row["label"]), str(row["target"]))
-                table.add_row(*(Text(cell if len(cell) <= 300 else f"{cell[:297]}...") for cell in cells))
-        console.print(table)
+        _show_first_rows([row for found in splits.values() for row in found["first_rows"]], console)
+
+
+def _show_first_rows(rows: list[dict[str, Any]], console: Console) -> None:
+    # Labels only where the task has some.
+    columns = [key for key in ("tokens", "label", "target") if any(row[key] is not None for row in rows)]
+    table = Table("first rows, as the model sees them", *("trained as" if key == "target" else key for key in columns))
+    for row in rows:
+        # Text: what stands in brackets, [CLS] too, is otherwise taken for a colour.
+        cells = (row["text"], *(str(row[key]) for key in columns))
+        table.add_row(*(Text(cell if len(cell) <= 300 else f"{cell[:297]}...") for cell in cells))
+    console.print(table)
 
 
 def _show_splits(splits: dict[str, dict[str, Any]], console: Console) -> None:

@@ -1,6 +1,9 @@
 """The worker as it is, on bare processes: what it asks of Ray Train is answered here."""
 
 import os
+import signal
+import time
+from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +12,7 @@ import ray.train
 import torch
 import torch.distributed
 
-from pipeline import worker
+from pipeline import assembly, checkpoint, worker
 from pipeline.config import Config
 from pipeline.data.inspect import Facts
 from pipeline.reporter import Place
@@ -49,3 +52,31 @@ def train(config: dict[str, Any], facts: dict[str, Any], owner: str) -> dict[str
         for name, value in before.items():
             setattr(ray.train, name, value)
         Place.found = found  # type: ignore[method-assign]
+
+
+def train_and_be_killed(
+    config: dict[str, Any], facts: dict[str, Any], owner: str, step: int, saved: int
+) -> dict[str, Any]:
+    """`train`, but rank 1 kills itself at the second micro-batch of a step, once the checkpoint `saved` is complete."""
+    store = RunFolder.of(Config.model_validate(config), owner).store
+    made: Any = assembly.batches
+
+    def batches(*arguments: Any) -> Any:
+        found = made(*arguments)
+        original, planned = found.train, found.plan
+
+        def until_then(first: int) -> Iterator[Any]:
+            before = sum(planned.step(number).micro_batches for number in range(first, step))
+            for number, batch in enumerate(original(first)):
+                if number == before + 1:
+                    while saved not in [name.step for name in checkpoint.complete(store)]:
+                        time.sleep(0.05)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield batch
+
+        found.train = until_then
+        return found
+
+    if os.environ["RANK"] == "1":
+        assembly.batches = batches  # type: ignore[assignment]
+    return train(config, facts, owner)

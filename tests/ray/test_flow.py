@@ -85,6 +85,7 @@ def test_runs_are_listed_shown_and_exported(unbroken: Unbroken, program: Program
     listed = json.loads(program.run("runs", "list", "--json").stdout)
     row = next(row for row in listed if row["run"] == "unbroken-ray")
     assert (row["status"], row["steps"], row["attempts"]) == ("finished", STEPS, 1)
+    assert row["best"]["eval_accuracy"] == max(entry["eval_accuracy"] for entry in result_of(run)["history"])
     shown = json.loads(program.run("runs", "show", "unbroken-ray", "--json").stdout)
     assert shown["result"] == result_of(run)
     assert "accuracy" in program.run("runs", "show", "unbroken-ray").stdout
