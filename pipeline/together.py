@@ -13,6 +13,8 @@ def problem(config: Config) -> str | None:
         )
     if training.early_stopping_patience is not None and config.data.validation is None:
         return "training.early_stopping_patience: needs data.validation, which is not given"
+    if config.metrics.best is not None and config.data.validation is None and config.run.train_func is None:
+        return "metrics.best: needs data.validation, which is not given"
     if training.class_weights is not None and config.model.task != "text-classification":
         return f"training.class_weights: only for text-classification, not for {config.model.task}"
     gpus = config.scaling.resources_per_worker.get("GPU")

@@ -19,11 +19,11 @@ fi
 
 # Debian and Ubuntu put what `python3 -m venv` needs into a package of its own.
 if ! "$python" -c 'import ensurepip' 2>/dev/null; then
-  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && { [ "${CI:-}" = true ] || [ "${SETUP:-}" = 1 ]; }; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ "${SETUP:-}" != 0 ]; then
+    echo "installing python3-venv (SETUP=0 forbids it)"
     apt-get update -qq && apt-get install -y -qq python3-venv
   else
-    echo "error: $python cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv" \
-      "(or, as root, run make with SETUP=1, which does that)" >&2
+    echo "error: $python cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv" >&2
     exit 2
   fi
 fi

@@ -85,6 +85,7 @@ CONFIGURATION = [
     setting("bad run name", "run.name=../up", "run.name: found '../up'", "the first a letter or digit"),
     setting("batch below workers", "training.global_batch_size=1", "training.global_batch_size: 1",
             "scaling.workers 2"),
+    setting("best without validation", "metrics.best=f1 data.validation=null", "metrics.best: needs data.validation"),
     setting("patience without validation", "training.early_stopping_patience=2 data.validation=null",
             "training.early_stopping_patience: needs data.validation"),
     setting("class weights of a number", "training.class_weights=balanced model.task=regression",

@@ -43,9 +43,8 @@ def cache_folder() -> Path:
 
 
 def may_set_up() -> bool:
-    """Whether system packages may be installed and an engine started: as root, on Debian or Ubuntu, when asked to."""
-    asked = os.environ.get("CI") == "true" or os.environ.get("SETUP") == "1"
-    return asked and os.geteuid() == 0 and Path("/etc/debian_version").exists()
+    """Whether system packages may be installed and an engine started: by root, on Debian or Ubuntu, without SETUP=0."""
+    return os.environ.get("SETUP") != "0" and os.geteuid() == 0 and Path("/etc/debian_version").exists()
 
 
 def lacks_sys_resource() -> bool:
@@ -66,8 +65,9 @@ def install_packages() -> None:
     if not may_set_up():
         raise SetupError(
             "the end-to-end tests need Docker and the packages "
-            f"{' '.join(missing)}: install them, or run as root on Debian or Ubuntu with SETUP=1"
+            f"{' '.join(missing)}: install them, or run as root on Debian or Ubuntu without SETUP=0"
         )
+    print(f"installing {' '.join(missing)} (SETUP=0 forbids it)", flush=True)
     install = ["apt-get", "install", "-qq", "--no-install-recommends", "-y", *missing]
     for call in (["apt-get", "update", "-qq"], install):
         done = subprocess.run(
@@ -114,7 +114,7 @@ def start(tools: Tools) -> None:
     if not is_our_own(tools):
         raise SetupError("Docker does not answer: start it, or give this user access to its socket")
     if not may_set_up():
-        raise SetupError("no Docker engine runs: start one, or run as root on Debian or Ubuntu with SETUP=1")
+        raise SetupError("no Docker engine runs: start one, or run as root on Debian or Ubuntu without SETUP=0")
     root = cache_folder()
     (root / "docker").mkdir(parents=True, exist_ok=True)
     # What an engine that was killed has left: a process id that may by now be another program's.
