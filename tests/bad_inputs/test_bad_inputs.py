@@ -14,7 +14,8 @@ from huggingface_hub import constants
 from pipeline import hub, settings
 from pipeline.errors import UserError
 from pipeline.launch import check
-from tests.bad_inputs.catalogue import CASES, GOOD, SILENT, THROUGH_THE_PROGRAM, Case
+from tests.bad_inputs.case import GOOD, SILENT, Case
+from tests.bad_inputs.catalogue import CASES, THROUGH_THE_PROGRAM
 
 LIMIT_S = 15.0
 

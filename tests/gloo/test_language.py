@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipeline.config import Config
-from tests.gloo import cases
+from tests.gloo import cases, proofs
 from tests.gloo.test_numbers import ABSOLUTE, RELATIVE, train
 from tests.gloo.world import World
 
@@ -112,5 +112,5 @@ def test_a_model_that_sees_what_it_must_not_is_refused_before_the_first_step(
     world: Worlds, language: Callable[..., Made], broken: str, words: str
 ) -> None:
     config, _ = language()
-    said = world(1).run(cases.proof_of_a_leaking_model, path=config.model.path, broken=broken)[0]
+    said = world(1).run(proofs.proof_of_a_leaking_model, path=config.model.path, broken=broken)[0]
     assert said.startswith(words)

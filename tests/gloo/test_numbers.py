@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.gloo import cases
+from tests.gloo import cases, proofs
 from tests.gloo.world import World
 
 pytestmark = pytest.mark.timeout(600)
@@ -136,11 +136,11 @@ def test_ranks_end_with_equal_parameters_which_half_the_data_would_not_give(worl
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_accelerate_sees_the_world_that_was_started(world: Worlds, workers: int) -> None:
-    assert world(workers).run(cases.places) == [(rank, rank, workers) for rank in range(workers)]
+    assert world(workers).run(proofs.places) == [(rank, rank, workers) for rank in range(workers)]
 
 
 def test_a_world_of_one_where_more_were_started_is_refused_with_both_numbers(world: Worlds) -> None:
-    assert world(1).run(cases.prove_wrong_world, size=2) == ["world size: Ray has 2, Accelerate has 1"]
+    assert world(1).run(proofs.prove_wrong_world, size=2) == ["world size: Ray has 2, Accelerate has 1"]
 
 
 @pytest.mark.parametrize(("workers", "then"), [(1, 1), (2, 2), (2, 3), (3, 1)])

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.gloo import cases
+from tests.gloo import cases, proofs
 from tests.gloo.test_numbers import ABSOLUTE, RELATIVE, train
 from tests.gloo.world import World
 
@@ -46,7 +46,7 @@ def test_a_short_accumulation_takes_its_step_scaled_by_its_real_size(
 def four(tmp_path: Path) -> Iterator[World]:
     """Four processes, ended after their one test: they are many for a small machine."""
     started = World(4, str(tmp_path))
-    started.run(cases.places)  # imports, with a deadline of their own
+    started.run(proofs.places)  # imports, with a deadline of their own
     yield started
     started.close()
 

@@ -3,10 +3,7 @@
 import bz2
 import csv
 import gzip
-import io
-import json
 import pickle
-from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,57 +12,16 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config import Columns, Data, Storage
+from pipeline.config import Data
 from pipeline.data import files
 from pipeline.errors import UserError
+from tests.unit.conftest import Write
+from tests.unit.reading import EXAMPLES, STORAGE, assert_lines, data, problem, rows
 
 ROOT = Path(__file__).resolve().parents[2]
-STORAGE = Storage()
-COLUMNS = Columns(text="text", label="label")
-EXAMPLES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-def data(**fields: Any) -> Data:
-    return Data(columns=COLUMNS, **fields)
-
-
-def rows(path: Path, columns: tuple[str, ...] = ("text", "label"), batch_rows: int = 4096, **fields: Any) -> list[Any]:
-    """Rows as tuples, over all files of a path."""
-    found = files.find(str(path), data(**fields), STORAGE)
-    tables = [t for file in found for t in files.read(file, list(columns), data(**fields), STORAGE, batch_rows)]
-    assert all(0 < len(table) <= batch_rows for table in tables)
-    return [tuple(row[column] for column in columns) for table in tables for row in table.to_pylist()]
-
-
-def assert_lines(error: UserError) -> None:
-    """One line for each problem, each naming the file."""
-    assert error.problems
-    assert all("a." in line for line in error.problems)
-    assert not any("\n" in line for line in error.problems)
-
-
-def problem(path: Path, **fields: Any) -> str:
-    with pytest.raises(UserError) as caught:
-        rows(path, **fields)
-    assert all("\n" not in line for line in caught.value.problems)
-    return "; ".join(caught.value.problems)
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[[str, str | bytes], Path]:
-    def to(name: str, content: str | bytes) -> Path:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
-
-    return to
-
-
-Write = Callable[[str, str | bytes], Path]
 
 
 # Banking77, the default
@@ -82,137 +38,6 @@ def test_banking77_reads_as_the_csv_module_reads_it(name: str, count: int) -> No
     assert found == expected
     assert len(found) == count
     assert any("\n" in row["text"] for row in found)
-
-
-# CSV as people write it
-
-
-def test_csv_keeps_texts_as_written(write: Write) -> None:
-    path = write(
-        "a.csv",
-        '\ufefftext,label\r\n"two\r\nlines, and ""quotes""",a\r\nnull,NA\r\nNone,nan\r\n,a\r\n"",b\r\n'
-        '  spaces ,a\r\n\r\n"x\u2028y\x0cz",b\r\n',
-    )
-    assert rows(path) == [
-        ('two\r\nlines, and "quotes"', "a"),
-        ("null", "NA"),
-        ("None", "nan"),
-        ("", "a"),
-        ("", "b"),
-        ("  spaces ", "a"),
-        ("x\u2028y\x0cz", "b"),
-    ]
-
-
-@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_csv_delimiter_and_line_end_are_found(write: Write, delimiter: str, end: str) -> None:
-    lines = [delimiter.join(cells) for cells in (("id", "text", "label"), ("1", "a: b", "x"), ("2", '"c,;|\td"', "y"))]
-    assert rows(write("a.csv", end.join(lines))) == [("a: b", "x"), ("c,;|\td", "y")]
-
-
-def test_csv_delimiter_may_be_given(write: Write) -> None:
-    assert rows(write("a.csv", "text:label\na,b:c\n"), delimiter=":") == [("a,b", "c")]
-
-
-def test_csv_delimiter_is_the_one_that_makes_the_configured_columns(write: Write) -> None:
-    assert rows(write("a.csv", "text;label;x,y,z,w\na;b;c\n")) == [("a", "b")]
-
-
-def test_csv_columns_are_strings_in_the_order_asked(write: Write) -> None:
-    path = write("a.csv", "label,other,text\n1,x,2.50\n")
-    (file,) = files.find(str(path), data(), STORAGE)
-    (table,) = files.read(file, ["text", "label"], data(), STORAGE)
-    assert table.schema == pa.schema([("text", pa.string()), ("label", pa.string())])
-    assert table.to_pylist() == [{"text": "2.50", "label": "1"}]
-
-
-def test_csv_long_text_is_read_whole(write: Write) -> None:
-    text = "word " * 200_000
-    assert rows(write("a.csv", f'text,label\n"{text}",a\n')) == [(text, "a")]
-
-
-def test_latin1_is_refused_with_the_byte_position_and_read_when_configured(write: Write) -> None:
-    content = "text,label\ngut,a\nschön,b\n".encode("latin-1")
-    path = write("a.csv", content)
-    assert f"a.csv: byte {content.index(0xF6)} (0xF6, line 3) is not utf-8" in problem(path)
-    assert rows(path, encoding="latin-1") == [("gut", "a"), ("schön", "b")]
-
-
-@pytest.mark.parametrize("offset", [0, 1, 2, 3])
-def test_byte_position_holds_far_into_a_file_with_a_byte_order_mark(write: Write, offset: int) -> None:
-    content = b"\xef\xbb\xbftext,label\n" + b"x" * offset + "é,a\n".encode() * 300_000 + b"\xff,b\n"
-    assert f"byte {content.index(0xFF)} (0xFF, line 300002)" in problem(write("a.csv", content))
-
-
-def test_utf16_is_read_when_configured(write: Write) -> None:
-    path = write("a.csv", "text,label\r\nschön,b\r\n".encode("utf-16"))
-    assert "byte 0 (0xFF" in problem(path)
-    assert rows(path, encoding="utf-16") == [("schön", "b")]
-
-
-@pytest.mark.parametrize("delimiter", ['"', "\n"])
-def test_impossible_delimiter_is_refused(write: Write, delimiter: str) -> None:
-    assert "data.delimiter: " in problem(write("a.csv", "text,label\na,b\n"), delimiter=delimiter)
-
-
-@pytest.mark.parametrize("encoding", ["idna", "utf-7", "shift_jis", "ascii"])
-def test_odd_codecs_end_in_a_user_error(write: Write, encoding: str) -> None:
-    message = problem(write("a.csv", b"text,label\n\xff,b\n"), encoding=encoding)
-    assert "a.csv: " in message
-    assert encoding in message
-    assert "data.encoding" in message
-
-
-@pytest.mark.parametrize("encoding", ["klingon", "hex"])
-def test_unknown_encoding_is_refused(write: Write, encoding: str) -> None:
-    message = problem(write("a.csv", "text,label\na,b\n"), encoding=encoding)
-    assert f"data.encoding: '{encoding}' is no known text encoding" in message
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("text,label\na,b\n\nc\n", "row 2 (line 4) has 1 cells, the header has 2"),
-        ('text,label\n"a\nb",c\nd,e,f\n', "row 2 (line 4) has 3 cells, the header has 2"),
-        ('text,label\na,b\n"never closed,c\nd,e\n', "row 2 (line 3) is malformed"),
-        ('text,label\n"a" b,c\n', "row 1 (line 2) is malformed"),
-        ("text,kind,text\na,b,c\n", "no column 'label'; the file has 'text', 'kind', 'text'; "),
-        ("text,label,text\na,b,c\n", "2 columns are named 'text'"),
-    ],
-)
-def test_malformed_csv_is_refused_with_its_place(write: Write, content: str, words: str) -> None:
-    assert "a.csv: " + words in problem(write("a.csv", content)) + "; "
-
-
-def test_malformed_row_is_found_behind_many_good_ones(write: Write) -> None:
-    content = "text,label\n" + "a,b\n" * 9_999 + "c\n" + "a,b\n" * 9_999
-    assert "row 10000 (line 10001) has 1 cells" in problem(write("a.csv", content))
-
-
-@pytest.mark.parametrize("content", ["", "\ufeff", "\n\n", "text,label\n", "text,label"])
-def test_csv_without_rows_gives_none(write: Write, content: str) -> None:
-    assert rows(write("a.csv", content)) == []
-
-
-TEXTS = st.text(st.characters(codec="utf-8"), max_size=30) | st.text(
-    st.sampled_from("\",;|\t\r\n'\\ a\x00"), max_size=12
-)
-
-
-@EXAMPLES
-@given(
-    st.lists(st.tuples(TEXTS, TEXTS), min_size=1, max_size=20),
-    st.sampled_from(",;\t|"),
-    st.sampled_from(["\n", "\r\n"]),
-)
-def test_any_text_survives_a_csv(tmp_path: Path, table: list[tuple[str, str]], delimiter: str, end: str) -> None:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, delimiter=delimiter, lineterminator=end, quoting=csv.QUOTE_ALL)
-    writer.writerows([("text", "label"), *table])
-    path = tmp_path / "a.csv"
-    path.write_bytes(text.getvalue().encode())
-    assert rows(path, batch_rows=7) == table
 
 
 # JSON lines
@@ -370,121 +195,3 @@ def test_what_a_reading_task_gets_can_be_pickled(write: Write) -> None:
     again, asked = pickle.loads(pickle.dumps((file, data())))  # noqa: S301
     assert again == file
     assert next(files.read(again, ["label"], asked, STORAGE)).to_pylist() == [{"label": "b"}]
-
-
-# Finding
-
-
-def names(found: list[files.DataFile], root: Path) -> list[str]:
-    return [str(Path(file.path).relative_to(root)) for file in found]
-
-
-@pytest.fixture
-def tree(write: Write, tmp_path: Path) -> Path:
-    for name in (
-        "b.csv", "a.csv", "sub/c.jsonl", "sub/deep/d.parquet", "README.md", "_SUCCESS", ".hidden.csv",
-        "_temporary/e.csv", "sub/.git/f.csv", "x[1].csv",
-    ):  # fmt: skip
-        write(name, "text,label\n")
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
-        ("", ["a.csv", "b.csv", "sub/c.jsonl", "sub/deep/d.parquet", "x[1].csv"]),
-        ("/", ["a.csv", "b.csv", "sub/c.jsonl", "sub/deep/d.parquet", "x[1].csv"]),
-        ("/b.csv", ["b.csv"]),
-        ("/*.csv", ["a.csv", "b.csv", "x[1].csv"]),
-        ("/?.csv", ["a.csv", "b.csv"]),
-        ("/[a]*.csv", ["a.csv"]),
-        ("/x[1].csv", ["x[1].csv"]),
-        ("/*/*.jsonl", ["sub/c.jsonl"]),
-        ("/**/*.parquet", ["sub/deep/d.parquet"]),
-        ("/**/*.csv", ["a.csv", "b.csv", "x[1].csv"]),
-        ("/sub/**/d.*", ["sub/deep/d.parquet"]),
-        ("/.hid*.csv", [".hidden.csv"]),
-        ("/_temp*/*.csv", ["_temporary/e.csv"]),
-    ],
-)
-def test_paths_globs_and_folders_are_found_in_order(tree: Path, pattern: str, expected: list[str]) -> None:
-    assert names(files.find(str(tree) + pattern, data(), STORAGE), tree) == expected
-
-
-def test_lists_and_file_addresses_find_each_file_once(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tree)
-    found = files.find(["sub", "b.csv", "./*.csv", f"file://{tree}/a.csv"], data(), STORAGE)
-    assert names(found, tree) == ["a.csv", "b.csv", "sub/c.jsonl", "sub/deep/d.parquet", "x[1].csv"]
-    assert [file.name for file in found][:2] == ["a.csv", "b.csv"]
-
-
-def test_size_and_content_hash_are_recorded(write: Write) -> None:
-    (file,) = files.find(str(write("a.tsv", b"abc")), data(), STORAGE)
-    assert (file.size, file.format) == (3, "csv")
-    assert file.tag == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-
-
-def test_a_given_format_reads_files_without_a_suffix(write: Write, tmp_path: Path) -> None:
-    write("part-0", "text,label\na,b\n")
-    write("_SUCCESS", "")
-    assert rows(tmp_path, format="csv") == [("a", "b")]
-    assert "no data files in this folder, found part-0" in problem(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "words"),
-    [
-        ("/nix.csv", "no such file or folder"),
-        ("/nix*.csv", "no file matches"),
-        ("/README.md", "unknown suffix; give data.format, or one of .csv"),
-        ("/_temporary/*", None),
-    ],
-)
-def test_nothing_found_is_refused_naming_the_field(tree: Path, pattern: str, words: str | None) -> None:
-    if words is None:
-        assert names(files.find(str(tree) + pattern, data(), STORAGE), tree) == ["_temporary/e.csv"]
-        return
-    with pytest.raises(UserError, match=r"data\.validation: ") as caught:
-        files.find(str(tree) + pattern, data(), STORAGE, "data.validation")
-    assert words in str(caught.value)
-
-
-def test_all_paths_that_find_nothing_are_reported_together(tree: Path) -> None:
-    with pytest.raises(UserError) as caught:
-        files.find([f"{tree}/nix.csv", f"{tree}/*.pq", "gs://bucket/a.csv"], data(), STORAGE)
-    assert len(caught.value.problems) == 3
-    assert "the scheme 'gs' is not supported" in caught.value.problems[2]
-
-
-def test_objects_are_found_and_read_by_the_same_rules(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tree / "b.csv").write_text("text,label\na,b\n")
-
-    def filesystem(uri: str, storage: Storage) -> tuple[pyarrow.fs.FileSystem, str]:
-        path = uri.removeprefix("s3://").split("?")[0].rstrip("/")
-        return pyarrow.fs.SubTreeFileSystem(str(tree.parent), pyarrow.fs.LocalFileSystem()), path
-
-    monkeypatch.setattr("pipeline.storage.data_filesystem", filesystem)
-    monkeypatch.setattr("pipeline.data.listing.tag", lambda path, storage: "etag")
-    bucket = f"s3://{tree.name}"
-    for address, expected in [
-        (f"{bucket}/*.csv", ["a.csv", "b.csv", "x[1].csv"]),
-        (f"{bucket}/?.csv", ["a.csv", "b.csv"]),
-        (f"{bucket}/sub/", ["sub/c.jsonl", "sub/deep/d.parquet"]),
-        (f"{bucket}/b.csv", ["b.csv"]),
-    ]:
-        assert [file.path for file in files.find(address, data(), STORAGE)] == [f"{bucket}/{name}" for name in expected]
-    query = "?scheme=http&endpoint_override=localhost:1"
-    (file,) = files.find(f"{bucket}/b*.csv{query}", data(), STORAGE)
-    assert file.path == f"{bucket}/b.csv{query}"
-    assert json.loads(json.dumps(next(files.read(file, ["text"], data(), STORAGE)).to_pylist())) == [{"text": "a"}]
-
-
-def test_a_link_to_a_folder_above_leads_no_further(tmp_path: Path) -> None:
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "a.csv").write_text("text,category\nx,a\n")
-    (tmp_path / "sub" / "up").symlink_to("..")
-    (tmp_path / "sub" / "self").symlink_to(".")
-    (tmp_path / "sub" / "over").symlink_to("../..")
-    for folder in (tmp_path, tmp_path / "sub"):
-        found = files.find(str(folder), Data(), Storage())
-        assert [file.path for file in found] == [f"{tmp_path}/sub/a.csv"]

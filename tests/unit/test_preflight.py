@@ -11,23 +11,7 @@ from pipeline import cluster
 from pipeline.config import Config
 from pipeline.launch import check
 from pipeline.settings import load
-
-TEXTS = "text,category\n" + "".join(f"text {number},{'ab'[number % 2]}\n" for number in range(8))
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Callable[..., list[str]]:
-    """Overrides for a good job on small files; arguments replace the files' content."""
-
-    def make(train: str = TEXTS, validation: str = TEXTS) -> list[str]:
-        (tmp_path / "train.csv").write_text(train)
-        (tmp_path / "validation.csv").write_text(validation)
-        return [
-            f"data.train={tmp_path}/train.csv", f"data.validation={tmp_path}/validation.csv",
-            f"storage.path={tmp_path}/runs", "data.engine=torch",
-        ]  # fmt: skip
-
-    return make
+from tests.unit.conftest import TEXTS
 
 
 def _problems(*overrides: str) -> list[str]:
@@ -122,38 +106,6 @@ def test_workers_must_fit_on_single_nodes_not_only_on_their_sum() -> None:
     nodes: tuple[dict[str, float], ...] = ({"CPU": 3.0}, {"CPU": 3.0})
     config = Config.model_validate({"scaling": {"workers": 3, "resources_per_worker": {"CPU": 2}, "use_gpu": False}})
     assert "can hold 2" in cluster.problems(config, cluster.Capacity(nodes, local=False))[0]
-
-
-def run_cli(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    from pipeline.cli import run_command
-
-    status = run_command(arguments)
-    out, err = capsys.readouterr()
-    return status, out, err
-
-
-def test_the_program_says_each_problem_in_a_line_and_exits_with_2(
-    files: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, _, err = run_cli(["train", *files(), "training.epoch=3", "data.max_length=none"], capsys)
-    assert status == 2
-    lines = err.strip().splitlines()
-    assert all(line.startswith("error: ") for line in lines)
-    assert any("training.epoch" in line and "epochs" in line for line in lines)
-    assert any("data.max_length" in line and "'none'" in line for line in lines)
-
-
-def test_check_prints_a_row_a_check_and_json_for_scripts(
-    files: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, out, _ = run_cli(["check", "--json", *files()], capsys)
-    found: list[dict[str, Any]] = json.loads(out)
-    assert status == 0
-    assert all(row["passed"] for row in found)
-    assert {key for row in found for key in row} == {"check", "passed", "found", "details"}
-    status, out, err = run_cli(["check", *files(), "scaling.workers=4000"], capsys)
-    assert (status, "wrong" in out) == (2, True)
-    assert "4000 workers" in err
 
 
 def details(name: str, *overrides: str) -> dict[str, Any]:
@@ -263,48 +215,3 @@ def test_check_tells_storage_model_and_capacity_to_scripts(files: Callable[..., 
     assert capacity["nodes"][0]["CPU"] >= 4
     assert (capacity["local"], capacity["workers"], capacity["cpus_for_data"]) == (True, 2, 1.0)
     assert capacity["resources_per_worker"] == {"CPU": 1.0}
-
-
-def test_check_shows_what_is_in_the_data_as_tables(
-    files: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    classes = "".join(f"text {number},class {number}\n" for number in range(30)) + "more,class 7\n"
-    status, out, _ = run_cli(["check", *files("text,category\n" + classes, "text,category\na,class 1\n")], capsys)
-    assert status == 0
-    lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if line.startswith("│")]
-    assert ["rows", "31", "1"] in lines
-    assert ["columns", "text, category", "text, category"] in lines
-    assert ["cut at data.max_length", "0.0% at 128", "0.0% at 128"] in lines
-    assert ["class 7", "2", "0"] in lines
-    assert ["and 10 more, 1 rows the rarest", "10", "0"] in lines
-    assert ["[CLS] text 0 [SEP]", "4", "class 0", "0"] in lines
-    assert any(line[:2] == ["capacity", "ok"] and "2 workers of 1 CPU each" in line[2] for line in lines)
-
-
-@pytest.mark.parametrize(
-    "command", [["train"], ["check"], ["runs", "list"], ["runs", "show"], ["runs", "export"]], ids=" ".join
-)
-def test_help_of_every_command_shows_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = run_cli([*command, "--help"], capsys)
-    assert status == 0
-    assert f"Example:\n  pipeline {' '.join(command)}" in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["runs", "show", "nothing", "--storage", "{folder}"], "no run 'nothing'"),
-        (["runs", "export", "{folder}/nothing", "{folder}/x"], "has no config.yaml"),
-        (["train", "-c", "{folder}/missing.yaml"], "missing.yaml"),
-        (["runs", "export"], "RUN"),
-        (["fly"], "fly"),
-    ],
-)
-def test_wrong_commands_are_refused_in_a_line(
-    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, _, err = run_cli([argument.format(folder=tmp_path) for argument in arguments], capsys)
-    assert status == 2
-    assert words in err
-    assert len(err.strip().splitlines()) == 1
