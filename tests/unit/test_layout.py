@@ -44,10 +44,11 @@ def checks(function: ast.FunctionDef, local: dict[str, ast.FunctionDef], seen: f
     return False
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_module_is_short_enough_to_read_at_one_go(path: Path) -> None:
-    lines = len(path.read_text().splitlines())
-    assert lines <= MOST_LINES, f"{path.relative_to(REPOSITORY)} has {lines} lines"
+def test_modules_are_short_enough_to_read_at_one_go() -> None:
+    ours = [path for name in ("pipeline", "tests", "bench", "examples") for path in (REPOSITORY / name).rglob("*.py")]
+    lines = {path.relative_to(REPOSITORY).as_posix(): len(path.read_text().splitlines()) for path in ours}
+    assert len(lines) > 150
+    assert {path: count for path, count in lines.items() if count > MOST_LINES} == {}
 
 
 def test_only_the_driver_the_worker_and_what_talks_to_ray_import_it() -> None:
