@@ -17,6 +17,7 @@ CHANGES = """\
 #                target holds the model and the data set that the configuration below names.
 #   bucket       s3://REPLACE_ME/runs; `pipeline train` refuses to start while it is there
 #   credentials  the Secret pipeline-storage (on EKS a role instead); a store that is not AWS needs its address too:
+#                  kubectl apply -f manifests/base/shared/namespace.yaml
 #                  kubectl -n pipeline create secret generic pipeline-storage \\
 #                    --from-literal=AWS_ACCESS_KEY_ID=... --from-literal=AWS_SECRET_ACCESS_KEY=... \\
 #                    --from-literal=AWS_REGION=... --from-literal=AWS_ENDPOINT_URL=https://...
@@ -24,7 +25,8 @@ CHANGES = """\
 HEADERS = {
     "rayjob.yaml": "# A training job on GPU nodes: kubectl apply -f manifests/rayjob.yaml\n",
     "raycluster.yaml": "# A standing Ray cluster on GPU nodes: kubectl apply -f manifests/raycluster.yaml\n"
-    "# Train in it with: kubectl -n pipeline exec HEAD-POD -- pipeline train -c /etc/pipeline/config.yaml\n",
+    "# Train in it with: kubectl -n pipeline exec HEAD-POD -- pipeline train -c /etc/pipeline/config.yaml\n"
+    "# HEAD-POD is what this names: kubectl -n pipeline get pod -l ray.io/node-type=head\n",
 }
 
 
