@@ -56,9 +56,8 @@ def test_worker_loss_then_store_outage_change_no_number(lab: Lab, unbroken: Unbr
         lab.kubectl("delete", "pod", worker, "--force", "--grace-period=0")
         resumed = first_line(lab, 2, 300)
         figure("from a worker's loss to the next step", resumed["time"] - killed)
-        assert 1 < resumed["step"] <= STEPS
-        assert (resumed["step"] - 1) % EVERY == 0
-        assert resumed["step"] > step
+        # Not always one of every EVERY steps: a pod that is told of its end in time saves once more.
+        assert step < resumed["step"] <= STEPS
 
         store = lab.pods("app=object-store")
         lab.signal(store, "STOP")
@@ -68,7 +67,7 @@ def test_worker_loss_then_store_outage_change_no_number(lab: Lab, unbroken: Unbr
         lab.wait_succeeded(600)
         result = json.loads(lab.read("result.json"))
         assert result["attempts"] == 2
-        assert result["resumed_from_step"] >= step
+        assert result["resumed_from_step"] == resumed["step"] - 1 >= step > 0
         assert_same_numbers(result, unbroken)
         assert_checkpoints_are_complete(lab)
         newest = [line for line in lab.lines("metrics/attempt-002.jsonl") if "learning_rate" in line]
