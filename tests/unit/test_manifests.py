@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -164,3 +165,34 @@ def test_spot_component_lets_workers_on_spot_nodes_and_keeps_the_head_off(overla
     assert {expression["key"] for expression in term["matchExpressions"][len(kept["matchExpressions"]) :]} == {
         "cloud.google.com/gke-spot", "kubernetes.azure.com/scalesetpriority", "eks.amazonaws.com/capacityType",
     }  # fmt: skip
+
+
+def test_the_overlay_of_ones_own_in_the_docs_renders_with_its_own_image_and_configuration(tmp_path: Path) -> None:
+    text = (MANIFESTS.parent / "docs" / "manifests.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"^<!-- test: overlay -->\n```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    snippet = snippet.replace("PATH/manifests", os.path.relpath(MANIFESTS, tmp_path))
+    (tmp_path / "kustomization.yaml").write_text(snippet)
+    (tmp_path / "config.yaml").write_text("run: {name: own}\n")
+    call = ["kubectl", "kustomize", str(tmp_path)]
+    done = subprocess.run(call, capture_output=True, text=True, check=True)
+    found = {item["kind"]: item for item in yaml.safe_load_all(done.stdout)}
+    assert found["ConfigMap"]["data"] == {"config.yaml": "run: {name: own}\n"}
+    specs = pod_specs(found["RayJob"])
+    assert {spec["containers"][0]["image"] for spec in specs.values()} == {"ghcr.io/acme/pipeline:0.1.0"}
+    volumes = specs["head"]["volumes"]
+    names = [volume["configMap"]["name"] for volume in volumes if "configMap" in volume]
+    assert names == [found["ConfigMap"]["metadata"]["name"]]
+
+
+# CPUs and GiB of the machines that the overlays name, less a tenth of the CPUs and what kubelet and daemons keep.
+MACHINES = {"g6.2xlarge": (8, 32)}
+
+
+@pytest.mark.parametrize("overlay", ["gpu", "eks", "gke", "aks"])
+def test_a_worker_fits_a_machine_of_8_cpus_and_32_gib_beside_its_own_services(overlay: str) -> None:
+    spec = pod_specs(one(overlay, "RayJob"))["workers"]
+    machine = spec.get("nodeSelector", {}).get("node.kubernetes.io/instance-type", "g6.2xlarge")
+    cpus, memory = MACHINES[machine]
+    requests = spec["containers"][0]["resources"]["requests"]
+    assert int(requests["cpu"]) <= 0.9 * cpus
+    assert int(requests["memory"].removesuffix("Gi")) <= memory - 6
