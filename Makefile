@@ -63,6 +63,7 @@ lock: ## requirements/*.lock again; UPGRADE=--upgrade takes newer versions
 	$(COMPILE) pyproject.toml --extra deepspeed -c requirements/dev.lock -o requirements/deepspeed.lock
 	$(COMPILE) pyproject.toml --extra demo -c requirements/dev.lock -o requirements/demo.lock
 	$(COMPILE) pyproject.toml -c requirements/dev.lock -o requirements/runtime.lock
+	$(COMPILE) requirements/old-ray.in --override <(echo 'torch; python_version < "3"') -o requirements/old-ray.lock
 
 render: $(INSTALLED) ## files that are generated: docs/configuration.md, manifests/*.yaml
 	$(BIN)/python -m pipeline.reference > docs/configuration.md
@@ -71,7 +72,8 @@ render: $(INSTALLED) ## files that are generated: docs/configuration.md, manifes
 bench: $(INSTALLED) ## both engines against a bare loop; writes bench/results.json
 	@$(BIN)/python -m bench $(ARGS)
 
-clean: ## environment, caches, build output and what the kind suite has built; not runs
+clean: ## environments, caches, build output and what the kind suite has built; not runs
 	python3 -m tests.e2e.clean
+	rm -rf "$${XDG_CACHE_HOME:-$$HOME/.cache}/pipeline/old-ray"
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

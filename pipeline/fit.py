@@ -70,6 +70,8 @@ def fit(prepared: Prepared, folder: RunFolder, capacity: cluster.Capacity, began
     # later than the other workers end, who know more to say.
     own = max(config.run.stall_timeout_s, config.run.collective_timeout_s)
     os.environ["RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S"] = str(own + HEALTH_CHECK_LATER_S)
+    # Workers stay in the driver's folder, where `model.path` or a file that a function of the user's opens may lie.
+    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
     LOGGER.info("training on %s", capacity.describe())
     with Display(lambda: ray.get(board.read.remote())):
         try:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv from requirements/dev.lock, every file checked against its hash: `make install`.
 # With the argument `tools` it stops after .tools, which holds the installer (uv) that `make lock` uses too.
+# With `old-ray FOLDER` it makes an environment from requirements/old-ray.lock there, with the Python of .venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -45,6 +46,11 @@ if [ -z "${UV_DEFAULT_INDEX:-}" ]; then
   if [ -n "$index" ]; then export UV_DEFAULT_INDEX="$index"; fi
 fi
 if [ "${1:-}" = tools ]; then exit 0; fi
+if [ "${1:-}" = old-ray ]; then
+  .tools/bin/uv venv --quiet --clear --python .venv/bin/python "$2"
+  .tools/bin/uv pip sync --quiet --python "$2/bin/python" --require-hashes requirements/old-ray.lock
+  exit 0
+fi
 
 rm -f .venv/installed
 if ! .venv/bin/python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; then

@@ -18,6 +18,7 @@ from pipeline.strategy import files
 from tests.gloo import cases
 from tests.gloo.test_numbers import ABSOLUTE, RELATIVE, train
 from tests.gloo.world import World
+from tests.migration import save_bert
 
 pytestmark = pytest.mark.timeout(900)
 REPOSITORY = Path(__file__).parents[2]
@@ -171,25 +172,24 @@ def test_the_example_resolves_for_both_engines_and_trains(world: Worlds, job: Jo
     assert result["state"]["best"] == max(found)
 
 
-def test_the_plain_script_of_the_example_runs_and_differs_in_a_handful_of_lines(job: Job, tmp_path: Path) -> None:
-    from transformers import BertConfig, BertModel
-
-    from pipeline.config import Model, Storage
-    from pipeline.model import load_tokenizer
-    from tests.gloo.conftest import TINY
-
-    tokenizer = load_tokenizer(Model(), Storage())
-    BertModel(BertConfig(vocab_size=len(tokenizer), **TINY)).save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+def test_the_plain_script_of_the_example_runs_as_it_was_launched(job: Job, tmp_path: Path) -> None:
     data = job()[0].data
+    # Without a GPU the launcher starts several processes, on CPUs then, for --multi_gpu alone; --tee names them.
+    launch = [str(Path(sys.executable).with_name("accelerate")), "launch", "--multi_gpu", "--tee", "3"]
     environ = {**os.environ, "ACCELERATE_USE_CPU": "true", "HF_HOME": str(tmp_path), "PYTHONWARNINGS": "ignore"}
+    script = ["--num_processes", "2", "examples/plain_accelerate.py", str(save_bert(tmp_path / "model"))]
     done = subprocess.run(
-        [sys.executable, "examples/plain_accelerate.py", str(tmp_path / "model"), data.train, data.validation],
+        [*launch, *script, data.train, data.validation],
         check=False, cwd=REPOSITORY, env=environ, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "of 101 rows" in done.stdout
+    said = done.stdout.splitlines()
+    assert [line[: line.index(" accuracy")] for line in said] == ["[default0]:epoch 0:", "[default0]:epoch 1:"]
+    assert said[-1].endswith(" of 101 rows")
+    assert "[default1]:" in done.stderr
 
+
+def test_the_plain_script_and_what_has_become_of_it_differ_in_a_handful_of_lines() -> None:
     plain, brought = ((REPOSITORY / "examples" / name).read_text() for name in ("plain_accelerate.py", "own_loop.py"))
     before, after = (text[text.index("model = ") :].splitlines() for text in (plain, brought))
     added = [line for line in difflib.ndiff(before, after) if line.startswith("+ ")]

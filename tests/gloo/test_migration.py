@@ -1,4 +1,4 @@
-"""docs/migration.md: what stands under "new" there is run here as it stands."""
+"""docs/migration.md: the configuration and the function under "new", on bare processes; tests/ray has the rest."""
 
 import ast
 import re
@@ -13,28 +13,22 @@ from pipeline.settings import load, loads
 from tests.gloo.test_custom import own
 from tests.gloo.test_numbers import train
 from tests.gloo.world import World
+from tests.migration import REPOSITORY, TEXT, blocks
 
 pytestmark = pytest.mark.timeout(900)
-REPOSITORY = Path(__file__).parents[2]
-TEXT = (REPOSITORY / "docs" / "migration.md").read_text(encoding="utf-8")
 Worlds = Callable[[int], World]
 Job = Callable[..., Any]
 
 
-def new(kind: str) -> list[str]:
-    """The blocks of that kind that are marked as new."""
-    return re.findall(rf"^<!-- new: {kind} -->\n```[a-z]+\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-
-
 def test_the_configuration_says_what_the_old_call_said_and_trains(world: Worlds, job: Job) -> None:
-    (text,) = new("configuration")
+    (text,) = blocks("new: configuration")
     config = loads(text, "pairs.yaml")
     assert (config.training.learning_rate, config.training.epochs, config.training.batch_size_per_worker) == (
         2e-5,
         3,
         16,
     )
-    assert (config.run.max_failures, config.checkpoint.keep, config.metrics.best) == (3, 2, "f1")
+    assert (config.run.max_failures, config.checkpoint.keep, config.metrics.best) == (3, 2, "accuracy")
     assert (config.storage.path, config.scaling.workers) == ("s3://bucket/runs", 2)
     small, facts = job(
         data={"columns": config.data.columns.model_dump(), "engine": "torch"},
@@ -47,7 +41,7 @@ def test_the_configuration_says_what_the_old_call_said_and_trains(world: Worlds,
 
 
 def test_the_function_trains_with_every_row_used_once_an_epoch(world: Worlds, job: Job, tmp_path: Path) -> None:
-    (text,) = new("function")
+    (text,) = blocks("new: function")
     (tmp_path / "my_training.py").write_text(text, encoding="utf-8")
     made = job(run={"train_func": "my_training:train"}, training={"global_batch_size": 24, "epochs": 2})
     result = own(world(1), made, module_in=str(tmp_path))[0]
@@ -57,10 +51,10 @@ def test_the_function_trains_with_every_row_used_once_an_epoch(world: Worlds, jo
 
 
 def test_the_commands_are_understood(tmp_path: Path) -> None:
-    (text,) = new("configuration")
+    (text,) = blocks("new: configuration")
     (tmp_path / "pairs.yaml").write_text(text, encoding="utf-8")
     names = []
-    for command in new("command"):
+    for command in blocks("new: command"):
         program, verb, option, file, *overrides = shlex.split(command)
         assert (program, verb, option) == ("pipeline", "train", "-c")
         found = REPOSITORY / file if (REPOSITORY / file).exists() else tmp_path / file
@@ -69,9 +63,7 @@ def test_the_commands_are_understood(tmp_path: Path) -> None:
 
 
 def test_old_snippets_are_python() -> None:
-    blocks = re.findall(r"^Old:\n\n```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
-    for block in blocks:
+    for (block,) in (blocks("old: pairs.py"), blocks("old: my_loop.py")):
         assert ast.parse(block).body
 
 

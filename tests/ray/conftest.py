@@ -21,6 +21,7 @@ from pipeline.storage import Store, open_store
 
 DATA = Path(__file__).parents[2] / "data" / "banking77"
 DEADLINE_S = 420.0
+PIPELINE = str(Path(sys.executable).with_name("pipeline"))
 
 
 def job(train: str, validation: str, **sections: Mapping[str, object]) -> dict[str, Any]:
@@ -42,17 +43,16 @@ class Program:
     folder: Path
     environ: dict[str, str] = field(default_factory=dict)
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start it in a process group of its own."""
-        command = [str(Path(sys.executable).with_name("pipeline")), *arguments]
+    def start(self, *arguments: str, program: str = PIPELINE) -> subprocess.Popen[str]:
+        """Start it, or another program in its place, in a process group of its own."""
         return subprocess.Popen(
-            command, cwd=self.folder, env={**os.environ, **self.environ}, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [program, *arguments], cwd=self.folder, env={**os.environ, **self.environ}, text=True,
+            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
-    def run(self, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, status: int = 0, program: str = PIPELINE) -> subprocess.CompletedProcess[str]:
         """Run it to its end, which must have that exit status."""
-        process = self.start(*arguments)
+        process = self.start(*arguments, program=program)
         try:
             out, err = process.communicate(timeout=DEADLINE_S)
         finally:
