@@ -1,9 +1,9 @@
 """One cluster for the session, one namespace for each test, and a report of everything in it when a test fails."""
 
 import re
+import secrets
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ def _kept(request: pytest.FixtureRequest) -> bool:
 def lab(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Lab]:
     """An empty namespace of this test's own; `documents` and `apply` fill it."""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower())[:40].strip("-")
-    lab = Lab(cluster, f"{name}-{int(time.time()) % 100000}")
+    lab = Lab(cluster, f"{name}-{secrets.token_hex(3)}")
     yield lab
     if request.node.stash.get(_failed, False):
         print(lab.dump(), file=sys.stderr)
