@@ -164,9 +164,7 @@ class Context:
         scheduler.optimizer = inner
         if self._state.step and "scheduler" in saved:
             schedule.restore(scheduler, saved["scheduler"])
-        if self._state.stopped_early and self._state.step < self.total_steps:
-            # What ended a shorter run early does not end one that was made longer.
-            self._state = replace(self._state, stopped_early=False, stale=0)
+        self._state = self._state.of_run(self.total_steps)
         model, optimizer = self.training.model, self.training.optimizer
         scheduler = self.accelerator.prepare(scheduler)
         self.extra.update(saved.get("own", {}))

@@ -29,6 +29,7 @@ class State:
 
     `step` counts optimizer steps done. `history` has the metrics of each evaluation. `best_step` is the step of the
     best of them, `stale` the number of evaluations since. `extra` is what a train function of the user's own keeps.
+    `total_steps` are those that the run had in all; None if an older version saved it.
     """
 
     step: int = 0
@@ -38,6 +39,17 @@ class State:
     stale: int = 0
     stopped_early: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
+    total_steps: int | None = None
+
+    def of_run(self, steps: int) -> "State":
+        """The state for a run of `steps` in all: what ended a shorter run early does not end one that was made longer.
+
+        A run that has stopped early and is started again as it was, since its driver died before the result was
+        written, stays stopped.
+        """
+        if self.stopped_early and self.step < steps and self.total_steps != steps:
+            return replace(self, stopped_early=False, stale=0, total_steps=steps)
+        return replace(self, total_steps=steps)
 
     def to_json(self) -> dict[str, Any]:
         """As a dictionary for JSON, which has null for a metric that is NaN."""
@@ -96,10 +108,8 @@ def fit(parts: Parts, state: State, clock: Clock) -> State:
     """
     training, checkpoint = parts.config.training, parts.config.checkpoint
     plan = parts.batches.plan
-    if state.step < parts.steps:
-        # What ended a shorter run early does not end one that was made longer.
-        state = replace(state, stopped_early=False, stale=0 if state.stopped_early else state.stale)
-    batches = parts.batches.train(state.step) if state.step < parts.steps else iter(())
+    state = state.of_run(parts.steps)
+    batches = parts.batches.train(state.step) if state.step < parts.steps and not state.stopped_early else iter(())
     pending: list[tuple[dict[str, Any], torch.Tensor, torch.Tensor]] = []
     while state.step < parts.steps and not state.stopped_early:
         began = time.perf_counter()

@@ -105,6 +105,20 @@ def test_checkpoints_are_saved_when_due_with_the_evaluation_of_their_step_in_the
     assert not states["step-18"]["stopped_early"]
 
 
+def test_a_run_that_has_stopped_early_takes_no_more_steps_when_it_is_resumed_as_it_was(
+    world: Worlds, job: Job, tmp_path: Path
+) -> None:
+    training = {**TRAINING, "epochs": 4, "early_stopping_patience": 1, "learning_rate": 1e-9}
+    made = job(training=training, run=address("as_built_in"), metrics={"best": "accuracy"})
+    result = own(world(1), made, folder=str(tmp_path))[0]["state"]
+    assert (result["step"], result["stopped_early"], result["total_steps"]) == (18, True, 36)
+    again = own(world(1), made, resume=str(tmp_path / "step-18"))[0]
+    assert (again["steps"], again["state"]["stopped_early"], again["first"]) == ([], True, 18)
+    assert again["history"] == result["history"]
+    longer = job(training={**training, "epochs": 5}, run=address("as_built_in"), metrics={"best": "accuracy"})
+    assert own(world(1), longer, resume=str(tmp_path / "step-18"))[0]["state"]["step"] > 18
+
+
 def test_a_function_that_returns_early_ends_the_run_there_with_a_checkpoint(
     world: Worlds, job: Job, tmp_path: Path
 ) -> None:
