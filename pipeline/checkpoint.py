@@ -27,9 +27,9 @@ from typing import Any, Literal
 
 from safetensors.torch import load_file, save_file
 
-from pipeline import lora, random_states, shards
+from pipeline import lora, random_states, records, shards
 from pipeline.config import Config
-from pipeline.errors import RunError
+from pipeline.errors import RunError, StorageError, UserError
 from pipeline.storage import Store
 from pipeline.strategy import pieces
 
@@ -71,11 +71,11 @@ def _is_complete(run: Store, name: Name) -> bool:
     if found is None:
         return False  # not finished, or just being deleted
     try:
-        expected = {file: int(facts["size"]) for file, facts in json.loads(found[0])["files"].items()}
-    except (ValueError, LookupError, TypeError, AttributeError):
+        expected = records.manifest(run, f"{name}/{MANIFEST}", found[0])["files"]
+    except UserError:
         _warn(f"{run.uri}/{name}/{MANIFEST} is damaged; the checkpoint is left out")
         return False
-    for file, size in expected.items():
+    for file, size in ((file, facts["size"]) for file, facts in expected.items()):
         if sizes.get(file) != size:
             has = f"has {sizes[file]} bytes" if file in sizes else "is missing"
             _warn(f"{run.uri}/{name}/{file} {has}, and was saved with {size}; the checkpoint is left out")
@@ -194,7 +194,7 @@ def _restore_scaler(training: Training, values: dict[str, Any]) -> None:
 
 
 def _write(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1, sort_keys=True), encoding="utf-8")
+    path.write_text(json.dumps(value, indent=1), encoding="utf-8")
 
 
 def _read(path: Path) -> Any:
@@ -256,9 +256,8 @@ def _part(rank: int) -> str:
 
 
 def manifest(run: Store, name: Name | str) -> dict[str, Any]:
-    """What a complete checkpoint's manifest says."""
-    found: dict[str, Any] = json.loads(run.child(str(name)).read(MANIFEST))
-    return found
+    """What a complete checkpoint's manifest says. Raises UserError if it is damaged."""
+    return records.manifest(run, f"{name}/{MANIFEST}", run.child(str(name)).read(MANIFEST))
 
 
 def download(
@@ -268,6 +267,7 @@ def download(
 
     Raises:
         RunError: a file is not the one that was saved.
+        StorageError: a file could not be read from the store, or not be written here.
     """
     source, found = run.child(str(name)), manifest(run, name)
     for relative, expected in found["files"].items():
@@ -276,11 +276,21 @@ def download(
         path = folder / relative
         if not path.resolve().is_relative_to(folder.resolve()):
             raise RunError(f"{name}: the manifest names a file outside the checkpoint: {relative}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        source.download(relative, path)
+        fetched(source, relative, path)
         if digest(path) != expected["sha256"]:
             raise RunError(
                 f"{source.uri}/{relative}: its sha256 is not that of the manifest, so the file was changed or cut; "
                 f"delete the folder {source.uri}, and the run goes on from the checkpoint before it"
             )
     return found
+
+
+def fetched(source: Store, name: str, path: Path) -> None:
+    """Download a file. Raises StorageError, which says if it was the writing that failed."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        source.download(name, path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageError(f"storage: cannot write {path}: {error.strerror or error}") from error

@@ -1,8 +1,11 @@
 """The commands. An expected error is one line for each problem and an exit status; no traceback without --debug."""
 
+import io
 import json
 import logging
 import os
+import shlex
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -44,6 +47,13 @@ def _run(command: Any) -> Any:
     return click.argument("run", metavar="RUN")(command)
 
 
+def _as_path(_: click.Context, __: click.Parameter, text: str) -> Path:
+    if not text:
+        raise UserError("DIR: is empty; expected the path of a new or empty folder")
+    return Path(text)
+
+
+_folder = click.argument("folder", metavar="DIR", callback=_as_path)
 _as_json = click.option("--json", "as_json", is_flag=True, help="For scripts.")
 
 
@@ -95,11 +105,20 @@ def check(file: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
 
 
 @app.group()
-def runs() -> None:
+@click.pass_context
+def runs(context: click.Context) -> None:
     """Read runs back from storage.
 
     Example:  pipeline runs list s3://bucket/prefix
     """
+    # Ends like Ctrl-C, so that what is half written is removed.
+    before = signal.signal(signal.SIGTERM, _terminated)
+    context.call_on_close(lambda: signal.signal(signal.SIGTERM, before))
+
+
+def _terminated(number: int, _: object) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(128 + number)
 
 
 @runs.command("list", cls=Command, example="pipeline runs list s3://bucket/prefix")
@@ -133,22 +152,37 @@ def show(run: str, storage: str | None, as_json: bool) -> None:
     if as_json:
         print(json.dumps(facts, indent=1))
     else:
-        show_run(facts, Console())
+        show_run(facts, shlex.join([run, *([] if storage is None else ["--storage", storage])]), Console())
 
 
 @runs.command("export", cls=Command, example="pipeline runs export banking77 ./model --checkpoint last")
 @_run
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@_folder
 @click.option("--checkpoint", "which", type=click.Choice(["best", "last"]), default="best", show_default=True)
 @click.option("--adapter-only", is_flag=True, help="Of a run with LoRA its adapters, not the merged model.")
 def export_run(run: str, folder: Path, which: Any, storage: str | None, adapter_only: bool) -> None:
     """Write the model of RUN into DIR, a new or empty folder, as `from_pretrained` loads it."""
-    from pipeline.runs import export, found, loader
+    from pipeline.destination import filled
+    from pipeline.runs import found, loader, model_into
 
-    with found(run, storage) as store:
+    with filled(folder) as partial, found(run, storage) as store:
         kind = loader(store, adapter_only)
-        name = export(store, folder, which, adapter_only)
+        name = model_into(store, partial, which, adapter_only)
     print(f"{name} is in {folder}; load it with {kind}.from_pretrained({str(folder)!r})")
+
+
+@runs.command("copy", cls=Command, example="pipeline runs copy banking77 ./banking77-run")
+@_run
+@_folder
+@click.option("--checkpoints", is_flag=True, help="The complete checkpoints too, so that the run can go on from there.")
+def copy_run(run: str, folder: Path, checkpoints: bool, storage: str | None) -> None:
+    """Write the files of RUN, with its logs and metrics, into DIR, a new or empty folder."""
+    from pipeline.destination import filled
+    from pipeline.runs import copy, found
+
+    with filled(folder) as partial, found(run, storage) as store:
+        uri, count = store.uri, copy(store, partial, checkpoints)
+    print(f"{count} files of {uri} are in {folder}")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -157,8 +191,15 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run_command(arguments: list[str]) -> int:
-    """The exit status of a command: 0, 1 failed, 2 wrong input, 130 interrupted."""
+    """The exit status of a command: 0, 1 failed, 2 wrong input, 130 interrupted; 143 leaves as SystemExit."""
     debug = "--debug" in arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # where it is ASCII, names that are not are told as escapes
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return _say(["the current folder was deleted; change to another one"], 2)
     _quiet(debug)
     try:
         status: Any = app(args=arguments, prog_name="pipeline", standalone_mode=False)
@@ -170,7 +211,8 @@ def run_command(arguments: list[str]) -> int:
     except click.ClickException as error:
         return _say([error.format_message()], 2)
     except (KeyboardInterrupt, click.exceptions.Abort):
-        return _say(["interrupted; the same command continues the run"], 130)
+        goes_on = "; the same command continues the run" if arguments[:1] == ["train"] else ""
+        return _say([f"interrupted{goes_on}"], 130)
     except PipelineError as error:
         if debug:
             raise

@@ -16,8 +16,9 @@ from pipeline.config import Config
 from pipeline.errors import RunError, StorageError
 from pipeline.preflight import Prepared
 from pipeline.progress import Display, LatestValues
+from pipeline.records import METRICS
 from pipeline.result import Result, versions
-from pipeline.run import METRICS, RunFolder
+from pipeline.run import RunFolder
 from pipeline.worker import Job, train_loop_per_worker
 
 LOGGER = logging.getLogger("pipeline")

@@ -74,7 +74,10 @@ class LocalStore(Store):
 
     def download(self, name: str, local: Path) -> None:
         path = self._path(name)
-        with _reported("read", path), path.open("rb") as source, self._temporary(local) as (file, temporary):
+        with _reported("read", path):
+            source = path.open("rb")
+        # What fails from here on is nearly always the writing: a full disk, a limit on sizes.
+        with source, _reported("write", local), self._temporary(local) as (file, temporary):
             shutil.copyfileobj(source, file, 1 << 20)
             temporary.replace(local)
 
@@ -105,7 +108,8 @@ class LocalStore(Store):
         start = self._path(prefix) if prefix else self.root
         with _reported("list", start):
             try:
-                return sorted(entry.name for entry in os.scandir(start) if entry.is_dir())
+                # Of pathlib, for which a link in a circle is no folder; os.scandir's own would raise.
+                return sorted(entry.name for entry in os.scandir(start) if Path(entry.path).is_dir())
             except FileNotFoundError:
                 return []
 
@@ -200,6 +204,8 @@ def _reported(action: str, path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
+        if path.is_symlink():
+            raise StorageError(f"storage: cannot {action} {path}: it is a link to nothing") from None
         raise
     except OSError as error:
         raise StorageError(f"storage: cannot {action} {error.filename or path}: {error.strerror or error}") from error

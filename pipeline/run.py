@@ -13,18 +13,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-import yaml
-
-from pipeline import settings
+from pipeline import checkpoint, records, settings
 from pipeline.config import Config
 from pipeline.data.engine import train_shape
 from pipeline.data.inspect import Facts
 from pipeline.errors import Superseded, UserError
+from pipeline.records import CONFIG, DATA, OWNER, RESULT
 from pipeline.storage import Conflict, Store, open_store
-
-OWNER, CONFIG, DATA, RESULT, METRICS = "owner.json", "config.yaml", "data.json", "result.json", "metrics.jsonl"
-
-RESULT_FIELDS = ("status", "steps", "epochs", "history", "best_checkpoint")
 
 # What may change when a run goes on: section.field, or a whole section. Batch and workers are compared as one number.
 MAY_CHANGE = {
@@ -48,28 +43,6 @@ MAY_CHANGE = {
 def now() -> str:
     """The time in UTC, to the second, as ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def damaged(store: Store, name: str, words: str) -> UserError:
-    """The error for a file of a run that is not as it was written."""
-    return UserError(f"{store.uri}/{name}: is damaged: {words}; restore it, or take another run.name")
-
-
-def parsed(store: Store, name: str, content: bytes, fields: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The mapping in a JSON or YAML file of a run, which has to have all `fields`.
-
-    Raises:
-        UserError: the file is damaged.
-    """
-    try:
-        found = yaml.safe_load(content) if name.endswith(".yaml") else json.loads(content)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise damaged(store, name, str(error).partition("\n")[0]) from error
-    if not isinstance(found, dict):
-        raise damaged(store, name, f"expected a mapping, found {type(found).__name__}")
-    if missing := [field for field in fields if field not in found]:
-        raise damaged(store, name, f"has no {missing[0]!r}")
-    return found
 
 
 @dataclass(frozen=True)
@@ -97,9 +70,8 @@ class RunFolder:
         Raises:
             Superseded: a newer driver has taken this run over.
         """
-        found = self.store.read_tagged(OWNER)
-        owner = json.loads(found[0])["owner"] if found else None
-        if owner != self.owner:
+        found = records.owner(self.store)
+        if found is None or found["owner"] != self.owner:
             raise Superseded(f"a newer attempt has taken over {self.store.uri}; this one stops without writing more")
 
     def claim_attempt(self, world_size: int) -> int:
@@ -116,13 +88,11 @@ class RunFolder:
 
     def attempts(self) -> int:
         """The newest attempt's number, 0 if there was none."""
-        numbers = [int(entry.name.split("/")[-1].removesuffix(".json")) for entry in self.store.list("attempts")]
-        return max(numbers, default=0)
+        return max(records.attempts(self.store), default=0)
 
     def result(self) -> tuple[dict[str, Any] | None, str | None]:
         """`result.json` and its tag, or None and None. Raises UserError if it is damaged."""
-        found = self.store.read_tagged(RESULT)
-        return (parsed(self.store, RESULT, found[0], RESULT_FIELDS), found[1]) if found else (None, None)
+        return records.result(self.store) or (None, None)
 
     def write_result(self, result: dict[str, Any], seen: str | None) -> None:
         """Replace `result.json` if it is still the one with the tag `seen`, or still absent.
@@ -131,7 +101,7 @@ class RunFolder:
             Superseded: somebody else wrote it.
         """
         self.check_owner()
-        data = json.dumps(result, indent=1, sort_keys=True).encode()
+        data = json.dumps(result, indent=1).encode()
         try:
             if seen is None:
                 self.store.write(RESULT, data, if_absent=True)
@@ -141,15 +111,27 @@ class RunFolder:
             raise Superseded(f"{self.store.uri}/{RESULT} was written by another attempt meanwhile") from error
 
     def started_with(self) -> tuple[dict[str, Any], Facts] | None:
-        """Configuration and data of the newest start, or None for a new run. Raises UserError if one is damaged."""
-        config, data = self.store.read_tagged(CONFIG), self.store.read_tagged(DATA)
-        if config is None or data is None:
+        """Configuration and data of the newest start, or None for a new run.
+
+        Raises:
+            UserError: one is damaged, or is gone though the run has gone on from there.
+        """
+        config, facts = records.configuration(self.store), records.facts(self.store)
+        if config is None or facts is None:
+            missing = [name for name, found in ((CONFIG, config), (DATA, facts)) if found is None]
+            if left := self._left_behind():
+                raise UserError(
+                    f"{self.store.uri}: is damaged: has {' and '.join(left)}, but no {' and no '.join(missing)}; "
+                    "restore what is missing, or take another run.name"
+                )
             return None
-        before = parsed(self.store, CONFIG, config[0], tuple(Config.model_fields))
-        try:
-            return before, Facts.from_json(parsed(self.store, DATA, data[0]))
-        except (LookupError, TypeError, AttributeError) as error:
-            raise damaged(self.store, DATA, f"{type(error).__name__}: {error}") from error
+        return config.model_dump(mode="json"), facts
+
+    def _left_behind(self) -> list[str]:
+        """What only a run has that was once started; a start that ended between its first writes left none of it."""
+        names = map(checkpoint.Name.parse, self.store.folders())
+        kept = {RESULT: self.store.exists(RESULT), "attempts": self.attempts() > 0, "checkpoints": any(names)}
+        return [name for name, found in kept.items() if found]
 
 
 def differences(before: dict[str, Any], facts_before: Facts, config: Config, facts: Facts) -> list[str]:
@@ -164,10 +146,7 @@ def differences(before: dict[str, Any], facts_before: Facts, config: Config, fac
             path = f"{section}.{name}"
             if path not in MAY_CHANGE and path != "run.name" and old.get(name) != value:
                 found.append(f"{path}: the run has {_short(old.get(name))}, the configuration {_short(value)}")
-    try:
-        rows_before = train_shape(Config.model_validate(before), before["scaling"]["workers"]).global_rows
-    except ValueError as error:
-        raise UserError(f"{CONFIG} of the existing run is not one of this version: {error}") from error
+    rows_before = train_shape(Config.model_validate(before), before["scaling"]["workers"]).global_rows
     rows = train_shape(config, config.scaling.workers).global_rows
     if rows_before != rows:
         found.append(f"global batch: the run has {rows_before} rows, the configuration {rows}")

@@ -1,40 +1,53 @@
-"""Runs read back from storage: list, describe, export."""
+"""Runs read back from storage: list, describe, export, copy."""
 
-import json
 import logging
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline import checkpoint, lora, settings
+from pipeline import checkpoint, lora, records
 from pipeline.config import RUN_NAME, Storage
-from pipeline.errors import UserError
+from pipeline.destination import filled
+from pipeline.errors import RunError, StorageError, UserError
 from pipeline.export import is_sharded, join
+from pipeline.records import CONFIG, DATA, METRICS, OWNER, RESULT
 from pipeline.result import is_metric
-from pipeline.run import CONFIG, DATA, OWNER, RESULT, RESULT_FIELDS, parsed
-from pipeline.storage import Store, open_store
+from pipeline.storage import Store, open_store, resolve
 
 LOGGER = logging.getLogger("pipeline")
 # What a checkpoint holds beside what from_pretrained loads.
 STATE_FILES = {"optimizer.safetensors", "scaler.json", "state.json"}
 # Folders of sharded weights, from which `export` makes whole ones.
 WEIGHT_FOLDERS = ("weights/", "shards/")
+# What a run writes about itself; of one that is not finished `metrics/` has the lines so far.
+FILES = (CONFIG, DATA, OWNER, RESULT, METRICS)
+FOLDERS = ("attempts", "logs", "metrics")
 
 
 @contextmanager
-def opened(address: str | None) -> Iterator[Store]:
-    """The storage of an address; without one the embedded server's, started for the block."""
+def opened(address: str | None, source: str = "STORAGE") -> Iterator[Store]:
+    """The storage of an address; without one the embedded server's, started for the block.
+
+    Raises:
+        UserError: there is no such folder, or the address is none; the message begins with `source`.
+    """
     if address is None:
         from pipeline.embedded import embedded_store
 
         with embedded_store() as storage:
             yield open_store(storage)
-    else:
-        yield open_store(Storage(path=address))
+        return
+    if not address:
+        raise UserError(f"{source}: is empty; expected a folder of runs or s3://bucket/prefix")
+    place = resolve(Storage(path=address), source)
+    folder = Path(place.path or "")
+    if not str(place.path).startswith("s3://"):
+        if folder.is_file():
+            raise UserError(f"{source}: {address} is a file, expected a folder of runs")
+        if not folder.is_dir():
+            raise UserError(f"{source}: {address}: no such folder")
+    yield open_store(place)
 
 
 @contextmanager
@@ -44,38 +57,37 @@ def found(run: str, storage: str | None) -> Iterator[Store]:
     Raises:
         UserError: there is none.
     """
+    if not run:
+        raise UserError("RUN: is empty; expected the name, path or URI of a run")
     if storage is not None or (RUN_NAME.fullmatch(run) and not Path(run).is_dir()):
-        with opened(storage) as store:
+        if "/" in run or run in (".", "..") or not run.isprintable():
+            raise UserError(f"RUN: found {run!r}, expected the name of a run, as it lies in --storage")
+        with opened(storage, "--storage") as store:
             if not store.exists(f"{run}/{CONFIG}"):
                 names = [row["run"] for row in summaries(store)]
                 raise UserError(f"RUN: no run {run!r} in {store.uri}; found {', '.join(names) or 'none'}")
             yield store.child(run)
         return
-    store = open_store(Storage(path=run))
+    store = open_store(resolve(Storage(path=run), "RUN"))
     if not store.exists(CONFIG):
         raise UserError(f"RUN: {run} has no {CONFIG}; expected the folder of a run, <storage.path>/<run.name>")
     yield store
 
 
-def _json(store: Store, name: str) -> dict[str, Any] | None:
-    """A file of a run, None if it is not there. Raises UserError if it is damaged."""
-    fields = {OWNER: ("started",), RESULT: RESULT_FIELDS}.get(name, ())
-    try:
-        return parsed(store, name, store.read(name), fields)
-    except FileNotFoundError:
-        return None
-
-
 def summaries(store: Store) -> list[dict[str, Any]]:
     """One line for each run, newest first: `run, status, steps, epochs, best, attempts, started`.
 
-    `best` are the metrics of the best checkpoint. A run that still goes on is `unfinished`, like one that was lost.
+    `best` are the metrics of the best checkpoint. A run that still goes on is `unfinished`, like one that was lost. One
+    with a file that is not as it was written is `damaged`, and its file is said in a warning.
     """
     rows = []
     for name in store.folders():
         try:
             row = _summary(store.child(name), name)
-        except UserError as error:
+        except (UserError, StorageError) as error:
+            # A file in a folder that cannot be read is that run's; a store that does not answer is everybody's.
+            if isinstance(error, StorageError) and store.uri.startswith("s3://"):
+                raise
             LOGGER.warning("%s", error.problems[0])
             row = {"run": name, "status": "damaged", "started": ""}
         if row is not None:
@@ -85,18 +97,19 @@ def summaries(store: Store) -> list[dict[str, Any]]:
 
 def _summary(run: Store, name: str) -> dict[str, Any] | None:
     """The line of one run; None if the folder holds none. Raises UserError if a file of it is damaged."""
-    owner = _json(run, OWNER)
+    owner = records.owner(run)
     if owner is None:
+        if run.exists(CONFIG) or run.exists(RESULT):
+            raise records.damaged(run, OWNER, "is missing")
         return None
     row: dict[str, Any] = {"run": name, "status": "unfinished", "started": owner["started"]}
-    result = _json(run, RESULT)
-    attempts = len(run.list("attempts"))
+    result, _ = records.result(run) or (None, None)
     if result:
         best = next((entry for entry in result["history"] if _at(entry, result["best_checkpoint"])), None)
         row |= {"status": result["status"], "steps": result["steps"], "epochs": round(result["epochs"], 2)}
         if best:
             row["best"] = {key: value for key, value in best.items() if is_metric(key)}
-    row["attempts"] = attempts
+    row["attempts"] = len(records.attempts(run))
     return row
 
 
@@ -107,15 +120,37 @@ def _at(entry: dict[str, Any], name: str) -> bool:
 
 def describe(run: Store) -> dict[str, Any]:
     """Result, checkpoints and logs of a run; `result` is None while it is unfinished."""
-    result = _json(run, RESULT)
+    result, _ = records.result(run) or (None, None)
     return {
         "uri": run.uri,
         "status": result["status"] if result else "unfinished",
         "result": result,
         "checkpoints": [str(name) for name in checkpoint.complete(run)],
-        "attempts": [_json(run, entry.name) for entry in run.list("attempts")],
+        "attempts": [records.attempt(run, name) for name in records.attempts(run).values()],
         "logs": [entry.name for entry in run.list("logs")],
     }
+
+
+def copy(run: Store, folder: Path, checkpoints: bool = False) -> int:
+    """Write the files of a run into an empty `folder`, each under its name; returns their number.
+
+    With `checkpoints` the complete ones as well, each file compared with its manifest: then all is there that a run
+    needs to go on from the copy.
+    """
+    named = [entry.name for part in FOLDERS for entry in run.list(part)]
+    names = [*(name for name in FILES if run.exists(name)), *(name for name in named if _is_plain(name))]
+    for name in names:
+        checkpoint.fetched(run, name, folder / name)
+    for saved in map(str, checkpoint.complete(run) if checkpoints else []):
+        files = checkpoint.download(run, saved, folder / saved)["files"]
+        checkpoint.fetched(run, f"{saved}/{checkpoint.MANIFEST}", folder / saved / checkpoint.MANIFEST)
+        names += [*files, checkpoint.MANIFEST]
+    return len(names)
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name keeps within a folder: a key in S3 may be anything."""
+    return not any(part in ("", ".", "..") for part in name.split("/"))
 
 
 def export(run: Store, folder: Path, which: Literal["best", "last"], adapter_only: bool = False) -> str:
@@ -124,49 +159,41 @@ def export(run: Store, folder: Path, which: Literal["best", "last"], adapter_onl
     Of a run with LoRA that is the whole model with its adapters merged in, or with `adapter_only` the adapters.
 
     Raises:
-        UserError: the folder is not empty, or the run has no complete checkpoint.
+        UserError: the folder is not empty or cannot be written, or the run has no complete checkpoint.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"DIR: {folder} exists and is not an empty folder")
+    with filled(folder) as partial:
+        return model_into(run, partial, which, adapter_only)
+
+
+def model_into(run: Store, partial: Path, which: Literal["best", "last"], adapter_only: bool = False) -> str:
+    """What `export` writes, into an empty folder."""
     complete = checkpoint.complete(run)
     if not complete:
         raise UserError(f"RUN: {run.uri} has no complete checkpoint to export")
     name = complete[-1]
     if which == "best":
         name = _best(run, complete)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
-        partial = Path(scratch) / "model"
-        partial.mkdir()
-        checkpoint.download(run, name, partial, _of_the_model)
-        adapted = (partial / lora.BASE).exists()
-        if adapter_only and not adapted:
-            raise UserError(f"--adapter-only: {run.uri} has no adapters; it trained the whole model")
-        if adapted:
-            lora.to_adapter(partial)
-            if not adapter_only:
-                config = settings.loads(run.read(CONFIG), f"{run.uri}/{CONFIG}")
-                lora.merge(partial, config, json.loads(run.read(DATA))["labels"])
-        elif is_sharded(partial):
-            join(partial)
-        _as_new_files(partial)
-        if folder.exists():
-            folder.rmdir()
-        shutil.move(partial, folder)
+    checkpoint.download(run, name, partial, _of_the_model)
+    if not is_sharded(partial) and not any(partial.glob("*.safetensors")):
+        raise RunError(f"{run.uri}/{name}: has no weights; its manifest was changed, so delete the folder")
+    adapted = (partial / lora.BASE).exists()
+    if adapter_only and not adapted:
+        raise UserError(f"--adapter-only: {run.uri} has no adapters; it trained the whole model")
+    if adapted:
+        lora.to_adapter(partial)
+        if not adapter_only:
+            config, facts = records.configuration(run), records.facts(run)
+            if config is None or facts is None:
+                raise UserError(f"RUN: {run.uri} has no {DATA if config else CONFIG}, which merging its adapters takes")
+            lora.merge(partial, config, facts.labels)
+    elif is_sharded(partial):
+        join(partial)
     return str(name)
-
-
-def _as_new_files(folder: Path) -> None:
-    """Readable by whom the user's own new files are: weights come out of a temporary file, for the user alone."""
-    mask = os.umask(0)
-    os.umask(mask)
-    for file in folder.rglob("*"):
-        file.chmod((0o777 if file.is_dir() else 0o666) & ~mask)
 
 
 def loader(run: Store, adapter_only: bool = False) -> str:
     """The class whose `from_pretrained` loads an export of the run."""
-    language = parsed(run, CONFIG, run.read(CONFIG), ("model",))["model"]["task"] == "causal-lm"
+    language = records.task(run) == "causal-lm"
     return f"Auto{'Peft' if adapter_only else ''}ModelFor{'CausalLM' if language else 'SequenceClassification'}"
 
 
@@ -176,12 +203,13 @@ def _of_the_model(file: str) -> bool:
 
 def _best(run: Store, complete: list[checkpoint.Name]) -> checkpoint.Name:
     """The best checkpoint; the last one of a run that has evaluated nothing. Raises UserError if it is gone."""
-    result = _json(run, RESULT)
+    result, _ = records.result(run) or (None, None)
+    wanted: checkpoint.Name | int | None
     if result:
         wanted = checkpoint.Name.parse(result["best_checkpoint"])
         found = [name for name in complete if name == wanted]
     else:
-        step = json.loads(run.child(str(complete[-1])).read("state.json"))["best_step"]
+        step = records.best_step(run, f"{complete[-1]}/state.json")
         if step is None:
             return complete[-1]
         wanted, found = step, [name for name in complete if name.step == step]

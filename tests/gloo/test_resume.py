@@ -12,11 +12,12 @@ from safetensors.numpy import load_file
 from pipeline import checkpoint, fit, launch, loop
 from pipeline.cluster import Capacity
 from pipeline.config import Config
+from pipeline.destination import filled
 from pipeline.errors import RunError, UserError
 from pipeline.preflight import preflight
 from pipeline.result import Result
 from pipeline.run import RunFolder
-from pipeline.runs import export, found, summaries
+from pipeline.runs import copy, export, found, summaries
 from pipeline.storage import Store, open_store
 from tests.gloo import workers
 from tests.gloo.conftest import TINY
@@ -174,6 +175,25 @@ def test_while_the_score_falls_the_latest_stays_to_resume_from_and_the_best_is_k
         export(run, tmp_path / "lost", "best")
 
 
+def test_a_run_that_stopped_early_stays_so_when_its_driver_died_before_the_result(
+    world: Worlds, configured: Jobs, tmp_path: Path
+) -> None:
+    sections: dict[str, Any] = {"metrics": metric(tmp_path, FALLING)}
+    patient = {"epochs": 4, "early_stopping_patience": 1}
+    first = start(world(1), configured(training=patient, **sections))
+    assert (first.steps, first.total_steps, first.stopped_early) == (10, 20, True)
+    run = folder_of(configured())
+    run.delete("result.json")
+    again = start(world(1), configured(training=patient, **sections))
+    assert (again.steps, again.resumed_from_step, again.stopped_early, again.attempts) == (10, 10, True, 2)
+    assert (again.history, again.best_checkpoint) == (first.history, first.best_checkpoint)
+    assert again.parameters_sha256 == first.parameters_sha256
+    # What was made longer goes on, from the result or without it.
+    run.delete("result.json")
+    longer = start(world(1), configured(training={**patient, "epochs": 5}, **sections))
+    assert (longer.steps, longer.resumed_from_step, longer.total_steps) == (15, 10, 25)
+
+
 def test_a_metric_that_is_nan_is_never_the_best_and_written_as_null(
     world: Worlds, configured: Jobs, tmp_path: Path
 ) -> None:
@@ -219,6 +239,29 @@ def test_a_run_that_was_copied_elsewhere_goes_on_there_and_is_exported_from_ther
         assert export(run, tmp_path / "model", "last") == result.last_checkpoint
     assert same(load_file(tmp_path / "model" / "model.safetensors"), model_of(run, result.last_checkpoint, tmp_path))
     assert json.loads((tmp_path / "model" / "config.json").read_text())["id2label"]["0"] == "card_arrival"
+
+
+def test_a_copy_with_its_checkpoints_is_a_run_that_goes_on(world: Worlds, configured: Jobs, tmp_path: Path) -> None:
+    start(world(1), configured())
+    with filled(tmp_path / "copies" / "run") as partial:
+        copy(folder_of(configured()), partial, checkpoints=True)
+    longer = start(world(1), configured(storage=tmp_path / "copies", training={"epochs": 3}))
+    assert (longer.steps, longer.resumed_from_step, longer.attempts) == (15, 10, 2)
+    assert [entry["step"] for entry in longer.history] == [5, 10, 15]
+    # In the order in which they were measured, though they have been through checkpoints and a copy.
+    assert list(longer.history[0]) == list(longer.history[-1])
+    written = json.loads(folder_of(configured(storage=tmp_path / "copies")).read("result.json"))
+    assert list(written["history"][0]) == list(longer.history[-1])
+
+
+def test_what_ended_a_run_early_is_forgotten_only_where_its_steps_are_others() -> None:
+    stopped = loop.State(step=3, stale=2, stopped_early=True, total_steps=9)
+    assert stopped.of_run(9) == stopped
+    assert stopped.of_run(12) == loop.State(step=3, total_steps=12)
+    # Saved by a version that did not note them: it goes on.
+    assert loop.State(step=3, stale=2, stopped_early=True).of_run(9) == loop.State(step=3, total_steps=9)
+    # What has not stopped keeps its count.
+    assert loop.State(step=3, stale=2, total_steps=9).of_run(12).stale == 2
 
 
 def test_a_state_goes_there_and_back_through_json() -> None:

@@ -15,6 +15,7 @@ from pipeline.s3_store import S3Store
 from pipeline.storage import Store, open_store
 from tests.s3.checkpoints import BIG, loaded, save
 from tests.s3.conftest import Server
+from tests.unit import stored
 
 
 def copy(source: Store, target: Store, scratch: Path) -> None:
@@ -41,8 +42,7 @@ def test_a_copy_is_listed_exported_and_continued_where_it_lies(
     for step in (5, 10):
         files = save(folder.store, tmp_path, step, size=BIG if step == 10 else 9)
     best = "checkpoint-00000005-a001"
-    result = {"status": "finished", "steps": 10, "epochs": 1, "history": [], "best_checkpoint": best}
-    folder.write_result(result, None)
+    folder.write_result({**stored.RESULT, "steps": 10, "epochs": 1, "history": [], "best_checkpoint": best}, None)
 
     copy(folder.store, open_store(Storage(path=place)).child("run"), tmp_path)
     folder.store.delete("result.json")

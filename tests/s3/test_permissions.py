@@ -37,7 +37,7 @@ def test_credentials_good_for_one_prefix_are_enough_for_a_run_below_it(
     config = Config.model_validate({"storage": storage.model_dump(), "run": {"name": "one-prefix"}})
     folder = RunFolder.of(config)
     assert folder.result() == (None, None)
-    folder.store.write("owner.json", json.dumps({"owner": folder.owner}).encode())
+    folder.store.write("owner.json", json.dumps({"owner": folder.owner, "started": "2026"}).encode())
     assert folder.claim_attempt(1) == 1
     for step in (5, 10, 15):
         files = save(folder.store, tmp_path, step, size=BIG if step == 15 else 10)

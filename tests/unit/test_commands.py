@@ -58,7 +58,9 @@ def test_check_shows_what_is_in_the_data_as_tables(
 
 
 @pytest.mark.parametrize(
-    "command", [["train"], ["check"], ["runs", "list"], ["runs", "show"], ["runs", "export"]], ids=" ".join
+    "command",
+    [["train"], ["check"], ["runs", "list"], ["runs", "show"], ["runs", "export"], ["runs", "copy"]],
+    ids=" ".join,
 )
 def test_help_of_every_command_shows_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run_cli([*command, "--help"], capsys)
