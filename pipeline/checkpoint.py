@@ -276,7 +276,7 @@ def download(
         path = folder / relative
         if not path.resolve().is_relative_to(folder.resolve()):
             raise RunError(f"{name}: the manifest names a file outside the checkpoint: {relative}")
-        fetched(source, relative, path)
+        _fetched(source, relative, path, expected["size"])
         if digest(path) != expected["sha256"]:
             raise RunError(
                 f"{source.uri}/{relative}: its sha256 is not that of the manifest, so the file was changed or cut; "
@@ -285,12 +285,16 @@ def download(
     return found
 
 
-def fetched(source: Store, name: str, path: Path) -> None:
-    """Download a file. Raises StorageError, which says if it was the writing that failed."""
+def _fetched(source: Store, name: str, path: Path, size: int) -> None:
+    """Download a file of `size` bytes. Raises StorageError, which says if it was the writing that failed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         source.download(name, path)
+        found = path.stat().st_size
     except FileNotFoundError:
         raise
     except OSError as error:
         raise StorageError(f"storage: cannot write {path}: {error.strerror or error}") from error
+    if found < size:
+        # The last write before a disk is full, or a limit is reached, writes less than it is given, without an error.
+        raise StorageError(f"storage: cannot write {path}: {found:,} of {size:,} bytes are there; is the disk full?")

@@ -140,12 +140,20 @@ def copy(run: Store, folder: Path, checkpoints: bool = False) -> int:
     named = [entry.name for part in FOLDERS for entry in run.list(part)]
     names = [*(name for name in FILES if run.exists(name)), *(name for name in named if _is_plain(name))]
     for name in names:
-        checkpoint.fetched(run, name, folder / name)
+        _write(folder / name, run.read(name))
     for saved in map(str, checkpoint.complete(run) if checkpoints else []):
         files = checkpoint.download(run, saved, folder / saved)["files"]
-        checkpoint.fetched(run, f"{saved}/{checkpoint.MANIFEST}", folder / saved / checkpoint.MANIFEST)
+        _write(folder / saved / checkpoint.MANIFEST, run.read(f"{saved}/{checkpoint.MANIFEST}"))
         names += [*files, checkpoint.MANIFEST]
     return len(names)
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    except OSError as error:
+        raise StorageError(f"storage: cannot write {path}: {error.strerror or error}") from error
 
 
 def _is_plain(name: str) -> bool:

@@ -128,6 +128,20 @@ def test_a_disk_that_is_full_is_told_as_such_and_not_as_a_store_that_cannot_be_r
     monkeypatch.setattr(type(store), "download", full)
     with pytest.raises(StorageError, match=r"cannot write .*/whole/[a-z.]+: No space left"):
         runs.export(store, tmp_path / "model", "best")
+
+    def cut(_: object, __: str, local: Path) -> None:
+        local.write_text("w")
+
+    # The last write that a disk takes is cut without an error; the checkpoint is not to blame.
+    monkeypatch.setattr(type(store), "download", cut)
+    with pytest.raises(StorageError, match=r"cannot write .*: 1 of \d+ bytes are there"):
+        runs.export(store, tmp_path / "model", "best")
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with (
+        pytest.raises(StorageError, match=r"cannot write .*/whole/config.yaml: No space left"),
+        filled(tmp_path / "copy") as partial,
+    ):
+        runs.copy(store, partial)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
