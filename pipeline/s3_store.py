@@ -92,7 +92,10 @@ class S3Store(Store):
         try:
 
             def fetch(start: int) -> None:
-                os.pwrite(handle, self.read_range(self.key(name), start, min(size, start + PART_BYTES), tag), start)
+                rest = memoryview(self.read_range(self.key(name), start, min(size, start + PART_BYTES), tag))
+                while rest:  # the disk that is full takes a part of it, and says so only of the next
+                    written = os.pwrite(handle, rest, start)
+                    rest, start = rest[written:], start + written
 
             try:
                 with ThreadPoolExecutor(PARTS_AT_ONCE) as pool:
