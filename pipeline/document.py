@@ -5,6 +5,7 @@ Scalars are read by the YAML 1.2 core rules. PyYAML follows 1.1, where `no` and 
 written. Here only `true` and `false` are booleans, so `mixed_precision: no` is the text "no", and `5e-4` is a number.
 """
 
+import pathlib
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,6 +68,18 @@ for _tag, _pattern, _first in RESOLVERS:
     # The dumper keeps the rules of YAML 1.1 as well, so that text which either version would read as something else
     # is written in quotes and other tools read the stored configuration as we do.
     _Dumper.add_implicit_resolver(_tag, _pattern, _first)
+
+
+def contents(path: str) -> tuple[bytes, str | None]:
+    """The bytes of a file, and why it cannot be read."""
+    try:
+        return pathlib.Path(path).read_bytes(), None
+    except FileNotFoundError:
+        return b"", "no such file"
+    except OSError as error:
+        return b"", (error.strerror or "cannot be read").lower()
+    except ValueError:  # a NUL, or half a character
+        return b"", "holds a character that no path can have"
 
 
 def read(text: str | bytes) -> Document:

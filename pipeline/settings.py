@@ -9,7 +9,6 @@ single ones, such as PIPELINE_DATA_DIR, are none.
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import NoneType
 from typing import Any
 
@@ -36,13 +35,11 @@ def load(path: str | None, overrides: Sequence[str], environ: Mapping[str, str])
     """
     layers = _Layers()
     if path is not None:
-        try:
-            text = Path(path).read_bytes()
-        except OSError as error:
-            missing = isinstance(error, FileNotFoundError)
-            layers.fail(f"{path}: {'no such file' if missing else (error.strerror or 'cannot be read').lower()}")
-        else:
+        text, problem = document.contents(path) if path else (b"", "expected the path of a YAML file")
+        if problem is None:
             layers.file(text, path)
+        else:
+            layers.fail(f"{path if path.isprintable() and path else repr(path)}: {problem}")
     layers.environment(environ)
     layers.command_line(overrides)
     return layers.config()
@@ -226,10 +223,11 @@ def _parse(text: str, annotation: Any) -> tuple[Any, str | None]:
     """A value typed on a command line or in a variable, and what is wrong with it.
 
     It is read as YAML, but where a setting takes any text, what YAML would make something else of is that text:
-    `run.name=2026`, `data.train=*.csv`, `data.delimiter=|`.
+    `run.name=2026`, `data.train=*.csv`, `data.delimiter=|`. Text in braces is a mapping where one is possible.
     """
     found = document.read(text)
-    if fields.accepts(annotation, str):
+    mapping = text.lstrip().startswith("{") and fields.accepts(annotation, dict)  # strategy.config='{...}'
+    if fields.accepts(annotation, str) and not mapping:
         none = found.data is None and (not text or document.NULL.match(text)) and fields.accepts(annotation, NoneType)
         containers = isinstance(found.data, list) and fields.accepts(annotation, list)
         block = text.startswith(("|", ">"))  # the head of a block, in a file; here the character itself

@@ -1,61 +1,12 @@
-"""Files that the strategy names, read on the driver: workers may be elsewhere, and a run keeps what it used."""
+"""What the strategy's files say, taken into the configuration; what of a strategy cannot be done here."""
 
 import importlib.util
-import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-from pipeline import document
 from pipeline.config import Config
 from pipeline.errors import UserError
-from pipeline.strategy import zero_config
-
-# Of a file by `accelerate config`: what only `accelerate launch` uses. Ray starts the workers and gives them devices.
-LAUNCH = {
-    "compute_environment", "debug", "gpu_ids", "machine_rank", "main_process_ip", "main_process_port",
-    "main_training_function", "num_machines", "num_processes", "rdzv_backend", "same_network", "use_cpu",
-    "enable_cpu_affinity", "mpirun_config", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "tpu_name", "tpu_zone",
-    "command_file", "commands", "downcast_bf16", "ipex_config",
-}  # fmt: skip
-REPLICATED = {"NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU", "MULTI_HPU", "MULTI_MLU"}
-# Settings of FSDP that have no counterpart: how weights get to the ranks, and orders of messages.
-FSDP_UNUSED = {
-    "fsdp_cpu_ram_efficient_loading", "fsdp_sync_module_states", "fsdp_use_orig_params", "fsdp_backward_prefetch",
-    "fsdp_backward_prefetch_policy", "fsdp_forward_prefetch", "fsdp_min_num_params",
-}  # fmt: skip
-DEEPSPEED_UNUSED = {
-    "deepspeed_multinode_launcher", "deepspeed_hostfile", "deepspeed_inclusion_filter", "deepspeed_exclusion_filter",
-    "zero3_init_flag", "zero3_save_16bit_model", "deepspeed_moe_layer_cls_names",
-}  # fmt: skip
-Mapping = dict[str, Any]
-
-
-def read_mapping(file: str, field: str) -> Mapping:
-    """A JSON or YAML file that holds a mapping.
-
-    Raises:
-        UserError: it is missing, cannot be read or holds something else.
-    """
-    path = Path(file).expanduser()
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        missing = isinstance(error, FileNotFoundError)
-        raise UserError(f"{field}: {file}: {'no such file' if missing else f'cannot be read: {error}'}") from error
-    if text.lstrip().startswith("{") and path.suffix.lower() in (".json", ""):
-        try:
-            value = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{field}: {file}:{error.lineno}: not valid JSON: {error.msg}") from error
-    else:
-        found = document.read(text)
-        if found.problems:
-            raise UserError(*(f"{field}: {file}:{line}: {problem}" for line, problem in found.problems))
-        value = found.data
-    if not isinstance(value, dict):
-        raise UserError(f"{field}: {file} holds no mapping of settings")
-    return value
+from pipeline.redaction import shown
+from pipeline.strategy import accelerate_file, zero_config, zero_keys
+from pipeline.strategy.mapping import Mapping, read_mapping, validated
 
 
 def inlined(config: Config) -> tuple[Config, list[str]]:
@@ -66,14 +17,14 @@ def inlined(config: Config) -> tuple[Config, list[str]]:
     """
     notes: list[str] = []
     if config.strategy.accelerate_config is not None:
-        config, notes = _accelerate(config, config.strategy.accelerate_config)
+        config, notes = accelerate_file.inlined(config, config.strategy.accelerate_config)
     strategy = config.strategy
     if strategy.kind != "deepspeed":
         return config, notes
     mapping = strategy.config
     if isinstance(mapping, str):
         mapping = read_mapping(mapping, "strategy.config")
-    malformed = zero_config.malformed(mapping or {})
+    malformed = zero_keys.problems(mapping or {})
     if malformed:
         raise UserError(*malformed)
     zero = (mapping or {}).get("zero_optimization", {})
@@ -86,133 +37,20 @@ def inlined(config: Config) -> tuple[Config, list[str]]:
     update: Mapping = {"config": mapping}
     problems = []
     stage = zero.get("stage", "auto")
-    if stage not in ("auto", 0, 1, 2, 3):
-        problems.append(f"strategy.config: zero_optimization.stage is {stage!r}; expected 0, 1, 2 or 3")
+    if isinstance(stage, bool) or stage not in ("auto", 0, 1, 2, 3):
+        problems.append(f"strategy.config: zero_optimization.stage is {shown(stage)}; expected 0, 1, 2 or 3")
     if strategy.zero_stage is None:
         update["zero_stage"] = 2 if stage == "auto" else stage
     for key, name in (("offload_optimizer", "offload_optimizer"), ("offload_param", "offload_parameters")):
         device = zero.get(key, {}).get("device", "auto")
         if device not in ("auto", "none", "cpu"):
-            problems.append(f"strategy.config: zero_optimization.{key}.device is {device!r}; expected none or cpu")
+            problems.append(f"strategy.config: zero_optimization.{key}.device is {shown(device)}; expected none or cpu")
         if getattr(strategy, name) is None:
             update[name] = "none" if device == "auto" else device
     if problems:
         raise UserError(*problems)
-    changed = _validated(config, strategy=strategy.model_dump() | update, training=training.model_dump())
+    changed = validated(config, "", strategy=strategy.model_dump() | update, training=training.model_dump())
     return changed, notes
-
-
-def _validated(config: Config, **sections: Mapping) -> Config:
-    from pydantic import ValidationError
-
-    try:
-        return Config.model_validate(config.model_dump() | sections)
-    except ValidationError as error:
-        words = [f"{'.'.join(map(str, item['loc'])) or 'strategy'}: {item['msg']}" for item in error.errors()]
-        raise UserError(*words) from error
-
-
-def _accelerate(config: Config, file: str) -> tuple[Config, list[str]]:
-    values = read_mapping(file, "strategy.accelerate_config")
-    kind = str(values.pop("distributed_type", "NO")).upper()
-    problems: list[str] = []
-    strategy: Mapping = {"accelerate_config": None}
-    training = config.training.model_dump()
-    ignored = [key for key in values if key in LAUNCH]
-    precision = str(values.pop("mixed_precision", None) or "no").lower()
-    if precision not in ("no", "fp16", "bf16"):
-        problems.append(f"{file}: mixed_precision is {precision!r}; expected no, bf16 or fp16")
-    elif training["mixed_precision"] not in ("no", precision):
-        problems.append(
-            f"{file}: mixed_precision is {precision}, but training.mixed_precision is {training['mixed_precision']}"
-        )
-    else:
-        training["mixed_precision"] = precision
-    fsdp, deepspeed = values.pop("fsdp_config", None) or {}, values.pop("deepspeed_config", None) or {}
-    if kind == "FSDP":
-        strategy |= _fsdp(fsdp, file, problems, ignored)
-    elif kind == "DEEPSPEED":
-        strategy |= _deepspeed(deepspeed, file, problems, ignored)
-    elif kind not in REPLICATED:
-        problems.append(
-            f"{file}: distributed_type is {kind}; expected FSDP, DEEPSPEED or one of {', '.join(sorted(REPLICATED))}"
-        )
-    for key, value in values.items():
-        if key not in LAUNCH and value not in (None, {}, "no", "NO", False):
-            problems.append(f"{file}: {key} is not supported here; remove it")
-    if problems:
-        raise UserError(*(f"strategy.accelerate_config: {problem}" for problem in problems))
-    words = [f"{file}: not used, as only accelerate launch needs it: {', '.join(sorted(ignored))}"] if ignored else []
-    changed = _validated(config, strategy=config.strategy.model_dump() | strategy, training=training)
-    return changed, words
-
-
-def _flag(value: Any) -> bool:
-    return value if isinstance(value, bool) else str(value).lower() in ("true", "1", "yes")
-
-
-def _fsdp(values: Mapping, file: str, problems: list[str], ignored: list[str]) -> Mapping:
-    version = int(values.get("fsdp_version") or 1)
-    result: Mapping = {"kind": "fsdp", "version": version}
-    readers: dict[str, Callable[[Any], Mapping]] = {
-        "fsdp_version": lambda _: {},
-        "fsdp_offload_params": lambda value: {"cpu_offload": _flag(value)},
-        "fsdp_activation_checkpointing": lambda value: {"activation_checkpointing": _flag(value)},
-        "fsdp_transformer_layer_cls_to_wrap": lambda value: {
-            "wrap": [name.strip() for name in str(value).split(",") if name.strip()] or "auto"
-        },
-    }
-    choices: dict[str, dict[str, Mapping]] = {
-        "fsdp_state_dict_type": {
-            "SHARDED_STATE_DICT": {"state_dict": "sharded"},
-            "FULL_STATE_DICT": {"state_dict": "full"},
-        },
-        "fsdp_auto_wrap_policy": {"TRANSFORMER_BASED_WRAP": {}},
-        "fsdp_sharding_strategy": {
-            "FULL_SHARD": {"reshard_after_forward": True},
-            "SHARD_GRAD_OP": {"reshard_after_forward": False},
-        },
-        "fsdp_reshard_after_forward": {
-            "TRUE": {"reshard_after_forward": True},
-            "FALSE": {"reshard_after_forward": False},
-            "FULL_SHARD": {"reshard_after_forward": True},
-            "SHARD_GRAD_OP": {"reshard_after_forward": False},
-        },
-    }
-    for key, value in values.items():
-        if key in FSDP_UNUSED:
-            ignored.append(f"fsdp_config.{key}")
-        elif key in readers:
-            result |= readers[key](value)
-        elif key in choices:
-            word = {"1": "FULL_SHARD", "2": "SHARD_GRAD_OP"}.get(str(value), str(value).upper())
-            if word in choices[key]:
-                result |= choices[key][word]
-            else:
-                problems.append(f"{file}: fsdp_config.{key} is {value!r}; expected {' or '.join(choices[key])}")
-        else:
-            problems.append(f"{file}: fsdp_config.{key} is not supported here; remove it")
-    return result
-
-
-def _deepspeed(values: Mapping, file: str, problems: list[str], ignored: list[str]) -> Mapping:
-    result: Mapping = {"kind": "deepspeed"}
-    own = values.pop("deepspeed_config_file", None)
-    mapping = read_mapping(str(own), f"strategy.accelerate_config: {file}: deepspeed_config_file") if own else {}
-    for key, value in values.items():
-        if key in DEEPSPEED_UNUSED:
-            ignored.append(f"deepspeed_config.{key}")
-        elif key == "zero_stage":
-            result["zero_stage"] = value
-        elif key == "offload_optimizer_device":
-            result["offload_optimizer"] = value
-        elif key == "offload_param_device":
-            result["offload_parameters"] = value
-        elif key in ("gradient_accumulation_steps", "gradient_clipping"):
-            mapping.setdefault(key, value)
-        else:
-            problems.append(f"{file}: deepspeed_config.{key} is not supported here; remove it")
-    return result | {"config": mapping or None}
 
 
 def describe(config: Config) -> str:
@@ -254,7 +92,7 @@ def problems(config: Config, gpu: bool) -> list[str]:
                 "strategy.kind: deepspeed is not installed here; install this package with its extra, "
                 "pip install 'pipeline[deepspeed]', or take an image that has it (docs/images.md)"
             )
-        if not isinstance(strategy.config, str) and strategy.zero_stage is not None:
+        if _is_read(config):
             try:
                 zero_config.resolve(config, gpu)
             except UserError as error:
@@ -264,4 +102,9 @@ def problems(config: Config, gpu: bool) -> list[str]:
 
 def notes(config: Config, gpu: bool) -> list[str]:
     """What the user should know of a strategy without problems, on workers with or without GPUs."""
-    return zero_config.resolve(config, gpu)[1] if config.strategy.kind == "deepspeed" else []
+    return zero_config.resolve(config, gpu)[1] if config.strategy.kind == "deepspeed" and _is_read(config) else []
+
+
+def _is_read(config: Config) -> bool:
+    """Whether DeepSpeed's own configuration has been taken in; where it is wrong, that is what the user is told."""
+    return not isinstance(config.strategy.config, str) and config.strategy.zero_stage is not None

@@ -68,31 +68,6 @@ def _same(given: Any, value: Any) -> bool:
     return bool(given == value)
 
 
-SECTIONS = (
-    "zero_optimization", "zero_optimization.offload_optimizer", "zero_optimization.offload_param", "fp16", "bf16",
-    "optimizer", "optimizer.params", "scheduler", "scheduler.params",
-)  # fmt: skip
-
-
-def malformed(mapping: Mapping) -> list[str]:
-    """What of a DeepSpeed configuration has not the form that is read here, a line each."""
-    filling, absent = _Filling(mapping), object()
-    problems = []
-    for path in SECTIONS:
-        parent, _, key = path.rpartition(".")
-        holder = filling.get(parent) if parent else mapping
-        value = holder.get(key, absent) if isinstance(holder, dict) else absent
-        if value is not absent and not isinstance(value, dict):
-            problems.append(f"strategy.config: {path} is {value!r}; expected a mapping")
-    betas, eps = filling.get("optimizer.params.betas"), filling.get("optimizer.params.eps")
-    numbers = isinstance(betas, list) and len(betas) == 2 and all(isinstance(beta, int | float) for beta in betas)
-    if betas not in (None, "auto") and not numbers:
-        problems.append(f"strategy.config: optimizer.params.betas is {betas!r}; expected two numbers or auto")
-    if eps not in (None, "auto") and not isinstance(eps, int | float):
-        problems.append(f"strategy.config: optimizer.params.eps is {eps!r}; expected a number or auto")
-    return problems
-
-
 def precision(mapping: Mapping) -> str | None:
     """The precision that a DeepSpeed configuration asks for, None if it leaves it open.
 
@@ -210,19 +185,9 @@ def _optimizer(filling: _Filling, config: Config) -> None:
         )
     filling.match("optimizer.params.lr", config.training.learning_rate, "training.learning_rate")
     filling.match("optimizer.params.weight_decay", config.training.weight_decay, "training.weight_decay")
-    _known(filling, "optimizer.params", {"lr", "betas", "eps", "weight_decay", "torch_adam", "adam_w_mode"})
     found = moments(config)
     filling.notes.append(f"its optimizer section: AdamW, betas {list(found['betas'])}, eps {found['eps']:g}")
     del filling.values["optimizer"]
-
-
-def _known(filling: _Filling, path: str, names: set[str]) -> None:
-    """Refuse what would have no effect."""
-    filling.problems += [
-        f"strategy.config: {path}.{name} has no counterpart here; expected {', '.join(sorted(names))}"
-        for name in filling.get(path) or {}
-        if name not in names
-    ]
 
 
 def check_schedule(config: Config, steps: int) -> None:
@@ -253,8 +218,6 @@ def _scheduler(filling: _Filling, config: Config, steps: int | None) -> None:
             f"strategy.config: scheduler.type is {section['type']!r}, which is {kind}, but training.lr_scheduler is "
             f"{training.lr_scheduler}; make them equal"
         )
-    known = {"warmup_min_lr", "warmup_max_lr", "warmup_num_steps", "warmup_type", "total_num_steps"}
-    _known(filling, "scheduler.params", known)
     filling.match("scheduler.params.warmup_max_lr", training.learning_rate, "training.learning_rate")
     if steps is not None:
         filling.match(

@@ -5,6 +5,7 @@ import gzip
 import pyarrow as pa
 
 from tests.bad_inputs.case import GOOD, SILENT, Case, arrow, labelled, lines, parquet, setting, train
+from tests.bad_inputs.strategies import STRATEGIES
 
 CONFIGURATION = [
     Case("unknown key", ("training.epoch: no such setting (job.yaml:1)", "did you mean training.epochs?"),
@@ -188,6 +189,8 @@ ROWS = [
             files={"train.csv": "text,category\nx,\u00e9\ny,b\nz,e\u0301\n".encode()}),
     train("key twice", b'{"text": "x", "text": "y", "category": "a"}\n', "(line 1) has 2 values of 'text'",
           file="t.jsonl"),
+    train("key twice, once with an escape", b'{"te\\u0078t": "x", "text": "y", "category": "a"}\n',
+          "(line 1) has 2 values of 'text'", file="t.jsonl"),
     setting("many columns", "data.validation=null data.columns.text=c99 data.columns.label=a", "no column 'a'",
             "'c19' and 80 more", files={"train.csv": ",".join(f"c{n}" for n in range(100)).encode() + b"\n"}),
 ]  # fmt: skip
@@ -248,6 +251,7 @@ CASES = {
     f"{area}: {case.name}": case
     for area, cases in {
         "configuration": CONFIGURATION, "files": FILES, "rows": ROWS, "model": MODEL, "storage": STORAGE,
+        "strategy": STRATEGIES,
     }.items()
     for case in cases
 }  # fmt: skip

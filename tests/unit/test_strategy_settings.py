@@ -103,7 +103,7 @@ def test_numbers_of_an_optimizer_section_are_those_of_adamw() -> None:
         ({"zero_optimization": {"stage": 4}}, {}, ["stage is 4", "expected 0, 1, 2 or 3"]),
         ({"zero_optimization": 2}, {}, ["zero_optimization is 2", "expected a mapping"]),
         ({"zero_optimization": {"stage": 2, "offload_param": "cpu"}}, {}, ["offload_param is 'cpu'", "a mapping"]),
-        ({"optimizer": {"type": "AdamW", "params": None}}, {}, ["optimizer.params is None", "a mapping"]),
+        ({"optimizer": {"type": "AdamW", "params": None}}, {}, ["optimizer.params is null", "a mapping"]),
         ({"optimizer": {"type": "AdamW", "params": {"betas": 0.9}}}, {}, ["betas is 0.9", "two numbers"]),
         ({"scheduler": []}, {}, ["scheduler is []", "a mapping"]),
         ({"optimizer": {"type": "Adam", "params": {"amsgrad": True}}}, {}, ["params.amsgrad has no counterpart"]),
