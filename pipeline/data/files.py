@@ -4,6 +4,7 @@ Both engines read through `read`, so a text is the same in both.
 """
 
 import io
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -57,13 +58,18 @@ class DataFile:
         return named(self.path)
 
 
+def _real(path: str) -> str:
+    """What a local path leads to through links; an address as it is."""
+    return os.path.realpath(path) if path.startswith("/") else path
+
+
 def named(path: str) -> str:
     """A path as messages have it."""
     return path.removeprefix(f"{Path.cwd()}/")
 
 
 def find(paths: str | list[str], data: Data, storage: Storage, field: str = "data.train") -> list[DataFile]:
-    """The files that the paths name, each once, in order of their paths.
+    """The files that the paths name, each once (also where links to it are named), in order of their paths.
 
     A path is a file, a glob (`*`, `?`, `[...]`, `**` for any depth), a folder (all data files in it, however deep), an
     `s3://` address of one of these, or a data set of the Hugging Face hub (`pipeline/data/hub.py`). Names that begin
@@ -77,7 +83,9 @@ def find(paths: str | list[str], data: Data, storage: Storage, field: str = "dat
     for path in [paths] if isinstance(paths, str) else paths:
         try:
             for match, kind in _chosen(path, data, storage, split):
-                found[match.path] = (match, kind)
+                real = _real(match.path)
+                if real not in found or match.path == real:
+                    found[real] = (match, kind)
         except UserError as error:
             # The store's own messages name the field that it is configured by.
             problems += [f"{field}: {problem.removeprefix('storage.path: ')}" for problem in error.problems]
@@ -87,7 +95,7 @@ def find(paths: str | list[str], data: Data, storage: Storage, field: str = "dat
         problems.append(f"{field}: no path is given")
     if problems:
         raise UserError(*problems)
-    chosen = [found[path] for path in sorted(found)]
+    chosen = sorted(found.values(), key=lambda each: each[0].path)
     try:
         with ThreadPoolExecutor(REQUESTS) as pool:
             tags = list(pool.map(lambda each: each[0].tag or listing.tag(each[0].path, storage), chosen))

@@ -6,6 +6,7 @@ later one or changes what was written.
 
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from pipeline.errors import UserError
 
 KINDS = {bool: "boolean", int: "number", float: "number", str: "string"}
 TYPES = {"null": pa.null(), "boolean": pa.bool_(), "string": pa.string(), "number": pa.int64()}
+ESCAPED_KEY = re.compile(r'[{,]\s*"(?=[^"]*\\)(?:[^"\\]|\\.)*"\s*:')  # te\u0078t is another spelling of text
 NEUTRAL = ("null", "list of null")  # nothing that could disagree with the type of other rows
 
 
@@ -105,7 +107,8 @@ def _chunks(opened: Opener, name: str, data: Data, columns: list[str]) -> Iterat
                             f"{name}: row {number} (line {line}) is {_shown(record)}; each line must be one "
                             'JSON object, such as {"text": "...", "label": "..."}'
                         )
-                    if any(text.count(key) > 1 for key in keys):  # may as well be a value
+                    # May as well be a value.
+                    if any(text.count(key) > 1 for key in keys) or ("\\" in text and ESCAPED_KEY.search(text)):
                         _refuse_twice(text, columns, f"{name}: row {number} (line {line})")
                     chunk.append(record)
                 if chunk:

@@ -96,23 +96,36 @@ def matching(path: str, storage: Storage) -> tuple[list[Found], bool]:
         if info.type != FileType.Directory:
             hint = f"; for the data set of the hub write hub:{path}" if REPOSITORY.fullmatch(path) else ""
             raise UserError(f"{path}: no such file or folder{_nearby(filesystem, root)}{hint}")
-        return [found(info) for info in _files(filesystem, root, True) if _visible(info, root)], True
+        asked = [info for info in _files(filesystem, root, True) if _visible(info, root)]
+        _refuse_dead(asked)
+        return [found(info) for info in asked], True
     deep = len(wildcards) > 1 or "**" in wildcards
-    matches = [
-        found(info)
-        for info in _files(filesystem, root, deep)
-        if fits(info.path[len(root.rstrip("/")) + 1 :], "/".join(wildcards))
-    ]
+    infos = {info.path[len(root.rstrip("/")) + 1 :]: info for info in _files(filesystem, root, deep)}
+    asked = [info for name, info in infos.items() if fits(name, "/".join(wildcards))]
+    # What such a link has led to may as well have been a folder on the way.
+    ways = ["/".join(wildcards[:count]) for count in range(1, len(wildcards))]
+    _refuse_dead([*asked, *(info for name, info in infos.items() if not info.extension and any(fits(name, way) for way in ways))])
+    matches = [found(info) for info in asked]
     if not matches:
         raise UserError(f"{path}: no file matches")
     return matches, False
 
 
 def _files(filesystem: FileSystem, root: str, deep: bool) -> list[FileInfo]:
+    """The files below a folder; links to nothing are among those of a local one, of the type NotFound."""
     if isinstance(filesystem, LocalFileSystem):
-        return [info for info in filesystem.get_file_info(list(_below(root, deep, ()))) if info.type == FileType.File]
+        paths = list(_below(root, deep, ()))
+        alive = [path for path in paths if Path(path).exists()]
+        dead = [FileInfo(path, FileType.NotFound) for path in paths if Path(path).is_symlink() and not Path(path).exists()]
+        return [*(info for info in filesystem.get_file_info(alive) if info.type == FileType.File), *dead]
     selector = FileSelector(root, allow_not_found=True, recursive=deep)
     return [info for info in filesystem.get_file_info(selector) if info.type == FileType.File]
+
+
+def _refuse_dead(infos: list[FileInfo]) -> None:
+    dead = [info.path for info in infos if info.type == FileType.NotFound]
+    if dead:
+        raise UserError(*(f"{path.removeprefix(f'{Path.cwd()}/')}: is a link to nothing; mend it or delete it" for path in dead))
 
 
 def _below(folder: str, deep: bool, above: tuple[str, ...]) -> Iterator[str]:
@@ -127,12 +140,19 @@ def _below(folder: str, deep: bool, above: tuple[str, ...]) -> Iterator[str]:
     except FileNotFoundError:
         return
     for entry in entries:
-        if not entry.is_dir():
+        if not _is_folder(entry):
             if not _utf8(entry.path):
                 raise UserError(f"{ascii(entry.path)}: the name of this file is not UTF-8; rename it")
             yield entry.path
         elif deep and os.path.realpath(entry.path) not in above:
             yield from _below(entry.path, deep, above)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _utf8(path: str) -> bool:

@@ -131,3 +131,24 @@ def test_a_link_to_a_folder_above_leads_no_further(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "sub"):
         found = files.find(str(folder), Data(), Storage())
         assert [file.path for file in found] == [f"{tmp_path}/sub/a.csv"]
+
+
+def test_a_link_to_nothing_is_refused_where_it_is_asked_for(tree: Path) -> None:
+    (tree / "part-1.csv").symlink_to("gone.csv")
+    (tree / "sub" / "loop.csv").symlink_to("loop.csv")
+    (tree / "shards").symlink_to("nowhere")
+    for asked in ("", "/part-*.csv"):
+        with pytest.raises(UserError, match=r"part-1\.csv: is a link to nothing"):
+            files.find(str(tree) + asked, data(), STORAGE)
+    with pytest.raises(UserError, match=r"loop\.csv: is a link to nothing"):
+        files.find(f"{tree}/sub", data(), STORAGE)
+    with pytest.raises(UserError, match="shards: is a link to nothing"):
+        files.find(f"{tree}/*/*.jsonl", data(), STORAGE)
+    assert names(files.find(f"{tree}/?.csv", data(), STORAGE), tree) == ["a.csv", "b.csv"]
+    assert names(files.find(f"{tree}/sub/*.jsonl", data(), STORAGE), tree) == ["sub/c.jsonl"]
+
+
+def test_a_file_and_a_link_to_it_are_read_once(tree: Path) -> None:
+    (tree / "0.csv").symlink_to("a.csv")
+    assert names(files.find(f"{tree}/?.csv", data(), STORAGE), tree) == ["a.csv", "b.csv"]
+    assert names(files.find(f"{tree}/0.csv", data(), STORAGE), tree) == ["0.csv"]
