@@ -27,8 +27,10 @@ import platformdirs
 
 from pipeline import embedded_keeper
 from pipeline.config import Storage
-from pipeline.errors import RunError
-from pipeline.s3 import Settings, explain, settings_of
+from pipeline.errors import RunError, UserError
+from pipeline.redaction import shown
+from pipeline.s3 import Settings, settings_of
+from pipeline.s3_errors import explain
 
 log = logging.getLogger(__name__)
 BUCKET = "pipeline"
@@ -51,13 +53,14 @@ def embedded_store(data_dir: Path | None = None) -> Iterator[Storage]:
     Raises RunError, with the end of the server's log, if it does not answer within 120 s.
     """
     folder = (data_dir or data_folder()).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
+    with _usable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
     deadline = time.monotonic() + START_SECONDS
-    with (folder / "users.lock").open("a+") as users:
+    with _opened(folder / "users.lock") as users:
         # Waits only for a keeper that is just stopping its server.
         _lock(users, fcntl.LOCK_SH, deadline, "the last server to stop")
-        with (folder / "start.lock").open("a+") as start:
+        with _opened(folder / "start.lock") as start:
             _lock(start, fcntl.LOCK_EX, deadline, "another process to start the server")
             access, secret = identity(folder)
             with _environment(access, secret):
@@ -92,6 +95,11 @@ def identity(folder: Path) -> tuple[str, str]:
     The file is the server's own identity file: it may be given more identities, with fewer rights; ours is the first.
     """
     path = folder / "identity.json"
+    with _usable(path):
+        return _identity(path)
+
+
+def _identity(path: Path) -> tuple[str, str]:
     if not path.exists():
         access, secret = "PIPE" + secrets.token_hex(8).upper(), secrets.token_urlsafe(30)
         actions = ["Admin", "Read", "Write", "List", "Tagging"]
@@ -106,7 +114,27 @@ def identity(folder: Path) -> tuple[str, str]:
         return pair["accessKey"], pair["secretKey"]
     except (ValueError, LookupError, TypeError):
         # The content stays out of the message, since it may be half a secret.
-        raise RunError(f"{path} is damaged; delete it, and new keys will be made") from None
+        raise UserError(f"{path} is damaged; delete it, and new keys will be made") from None
+
+
+@contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    """Raises UserError, which names the file or folder, where the data folder is none that can be used."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        words = (getattr(error, "strerror", None) or str(error)).lower()
+        place = shown(str(getattr(error, "filename", None) or path))[1:-1]
+        raise UserError(
+            f"PIPELINE_DATA_DIR: {place}: {words}; expected a folder of your own for the embedded store, or "
+            "storage.path"
+        ) from error
+
+
+def _opened(path: Path) -> IO[str]:
+    """A file to be locked."""
+    with _usable(path):
+        return path.open("a+")
 
 
 @contextmanager
@@ -140,7 +168,8 @@ def _endpoint(folder: Path, deadline: float) -> str:
     last = "no answer yet"
     started = False
     while time.monotonic() < deadline:
-        state = _state(folder)
+        with _usable(folder):
+            state = _state(folder)
         if "endpoint" in state:
             storage = Storage(path=PATH, endpoint_url=state["endpoint"], region="us-east-1", addressing="path")
             try:
@@ -172,14 +201,14 @@ def _make_bucket(settings: Settings) -> None:
 def _state(folder: Path) -> dict[str, str]:
     """What the keeper last said: endpoint and process ids, or an error; empty before that."""
     try:
-        found: dict[str, str] = json.loads((folder / "server.json").read_text())
-        return found
-    except FileNotFoundError:
+        found = json.loads((folder / "server.json").read_text())
+    except (FileNotFoundError, ValueError):  # the second of a disk that was full
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _has_keeper(folder: Path) -> bool:
-    with (folder / "keeper.lock").open("a+") as file:
+    with _opened(folder / "keeper.lock") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -57,9 +57,9 @@ def _package_folder(name: str) -> str:
 
 
 def _from_s3(uri: str, storage: Storage) -> str:
-    from pipeline.storage import open_store
+    from pipeline.storage import open_store, resolve
 
-    store = open_store(storage.model_copy(update={"path": uri}))
+    store = open_store(resolve(storage.model_copy(update={"path": uri}), "model.path"))
     entries = store.list()
     if not any(entry.name == "config.json" for entry in entries):
         raise UserError(f"model.path: {uri} has no config.json; expected a folder that from_pretrained loads")

@@ -16,7 +16,9 @@ import botocore.exceptions as aws
 
 from pipeline.config import Storage
 from pipeline.errors import StorageError, UserError
-from pipeline.s3 import code_of, explain, new_session
+from pipeline.redaction import shown
+from pipeline.s3 import new_session
+from pipeline.s3_errors import code_of, explain
 from pipeline.s3_store import S3Store
 from pipeline.storage import Conflict, Store, open_store
 
@@ -64,6 +66,12 @@ def _step(name: str, store: Store, action: Callable[[], str | None]) -> Step:
     start = time.monotonic()
     try:
         warning = action()
+    except (OSError, RecursionError) as error:  # a place such as /proc, or folders by the thousand
+        words = (error.strerror if isinstance(error, OSError) else None) or "nested too deeply"
+        raise UserError(
+            f"storage.path: {shown(store.uri)[1:-1]}: step '{name}' failed: {words.lower()}; expected a "
+            "folder that files can be written to, or s3://bucket/prefix"
+        ) from error
     except StorageError as error:
         where = (
             f"; {_identity()}, {store.settings.place}, bucket {store.bucket!r}" if isinstance(store, S3Store) else ""

@@ -1,4 +1,4 @@
-"""How S3 is reached: settings, one client per process, which errors pass by themselves, and what the others mean."""
+"""How S3 is reached: settings, one client per process, and requests that are made again; s3_errors.py says which."""
 
 import logging
 import os
@@ -14,33 +14,18 @@ import boto3
 import botocore.exceptions as aws
 import tenacity
 from botocore.config import Config as ClientConfig
-from urllib3.exceptions import HTTPError
 
 from pipeline.config import Storage
 from pipeline.errors import StorageError, UserError
+from pipeline.redaction import redacted
+from pipeline.s3_errors import EXPECTED_CODES, PASSING_ERRORS, code_of, explain, is_passing, is_signed
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
-PASSING_CODES = {
-    "SlowDown", "Throttling", "ThrottlingException", "TooManyRequests", "RequestLimitExceeded", "RequestTimeout",
-    "ConditionalRequestConflict", "OperationAborted", "BadDigest",
-}  # fmt: skip
-PASSING_ERRORS = (
-    aws.EndpointConnectionError,
-    aws.ConnectTimeoutError,
-    aws.ReadTimeoutError,
-    aws.ConnectionClosedError,
-    aws.ProxyConnectionError,
-    aws.ResponseStreamingError,
-    aws.IncompleteReadError,
-    aws.CredentialRetrievalError,  # the metadata service of an instance or pod has hiccups too
-    aws.MetadataRetrievalError,
-    HTTPError,
-    ConnectionError,
-    TimeoutError,
-)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+REGION = re.compile(r"(?!\d+$)[A-Za-z0-9][A-Za-z0-9-]{0,61}[A-Za-z0-9]")
+VISIBLE = re.compile(r"[!-~]+")  # printable ASCII
 HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%.+)?")
 
 
@@ -123,12 +108,11 @@ class Settings:
             if code_of(error) in EXPECTED_CODES:
                 raise
             lasting = f", for {self.retry_seconds:.0f} s" if is_passing(error) and self.retry_seconds else ""
-            raise StorageError(f"storage: cannot {action} ({self.place}){lasting}: {explain(error)}") from error
+            raise StorageError(f"storage: cannot {action} ({self.place}){lasting}: {explain(error)}") from (
+                None if is_signed(error) else error
+            )
 
 
-MISSING = {"NoSuchKey", "404", "NotFound"}
-# Answers that mean something to the caller.
-EXPECTED_CODES = MISSING | {"NoSuchUpload", "PreconditionFailed", "412", "InvalidRange", "416"}
 CREDENTIAL_VARIABLES = (
     "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_SHARED_CREDENTIALS_FILE",
     "AWS_CONFIG_FILE", "AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE",
@@ -142,9 +126,17 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 def new_session() -> Any:
     """A boto3 session on the environment of now. Raises UserError if AWS_PROFILE names no profile."""
     try:
-        return boto3.session.Session()
+        session = boto3.session.Session()
+        session._session.get_scoped_config()  # reads the files
     except aws.ProfileNotFound as error:
         raise UserError(f"storage: {error}; set AWS_PROFILE to a profile of ~/.aws/config, or unset it") from error
+    except aws.ConfigParseError as error:
+        path = error.kwargs.get("path")
+        raise UserError(
+            f"AWS_CONFIG_FILE: {path}: is no file of AWS settings; expected [default] or [profile NAME], "
+            "and name = value below it"
+        ) from None
+    return session
 
 
 def settings_of(storage: Storage, retry_seconds: float) -> Settings:
@@ -163,7 +155,16 @@ def settings_of(storage: Storage, retry_seconds: float) -> Settings:
     origin, endpoint = next(((name, value) for name, value in named.items() if value), ("", None))
     if endpoint:
         _check_endpoint(origin, endpoint)
-    region = storage.region or environment("AWS_REGION") or environment("AWS_DEFAULT_REGION") or profile.get("region")
+    regions = {
+        "storage.region": storage.region,
+        "AWS_REGION": environment("AWS_REGION"),
+        "AWS_DEFAULT_REGION": environment("AWS_DEFAULT_REGION"),
+        "region of the AWS profile": profile.get("region"),
+    }
+    place, region = next(((name, value) for name, value in regions.items() if value), ("", None))
+    if region and not REGION.fullmatch(region):
+        raise UserError(f"{place}: {region!r} is no name of a region; expected one such as eu-central-1")
+    _check_credentials()
     for field_name, ca_bundle in (
         ("storage.ca_bundle", storage.ca_bundle),
         ("AWS_CA_BUNDLE", environment("AWS_CA_BUNDLE")),
@@ -187,11 +188,39 @@ def settings_of(storage: Storage, retry_seconds: float) -> Settings:
     )
 
 
+def _check_credentials() -> None:
+    """Raises UserError for keys that cannot be sent; what they are is not said.
+
+    A line end in one would let the HTTP library refuse the request, with all of its signature in the message.
+    """
+    scoped = new_session()._session.get_scoped_config()
+    profile = os.environ.get("AWS_PROFILE", "default")
+    given = {
+        "AWS_ACCESS_KEY_ID": os.environ.get("AWS_ACCESS_KEY_ID"),
+        "AWS_SECRET_ACCESS_KEY": os.environ.get("AWS_SECRET_ACCESS_KEY"),
+        "AWS_SESSION_TOKEN": os.environ.get("AWS_SESSION_TOKEN"),
+        f"aws_access_key_id of the AWS profile {profile}": scoped.get("aws_access_key_id"),
+        f"aws_secret_access_key of the AWS profile {profile}": scoped.get("aws_secret_access_key"),
+        f"aws_session_token of the AWS profile {profile}": scoped.get("aws_session_token"),
+    }
+    for name, value in given.items():
+        if value and not VISIBLE.fullmatch(value):
+            raise UserError(f"{name}: holds a line end, a space or a character that no key has; copy it again")
+    for key, secret in zip(list(given)[::3], list(given)[1::3], strict=True):
+        if given[key] and not given[secret]:
+            raise UserError(f"{secret}: is empty or not given, but {key} is; give both")
+
+
 def _check_endpoint(origin: str, endpoint: str) -> None:
     """Raises UserError that names `origin`, where the endpoint was found, and the part of it that is wrong."""
     if "://" not in endpoint:
         raise UserError(f"{origin}: {endpoint!r} has no scheme; write http://{endpoint} or https://{endpoint}")
-    parts = urlsplit(endpoint)
+    try:
+        parts = urlsplit(endpoint)
+    except ValueError:  # a bracket that opens and never closes
+        raise UserError(
+            f"{origin}: {redacted(endpoint)!r} is no address; must be http://host:port or https://host:port"
+        ) from None
     if parts.username or parts.password:
         raise UserError(f"{origin}: holds credentials; they come from the environment or a profile")
     try:
@@ -223,74 +252,6 @@ def _profile() -> dict[str, str]:
     return found
 
 
-def code_of(error: BaseException | None) -> str:
-    """The S3 error code of a ClientError, e.g. `NoSuchBucket`; empty for other errors."""
-    return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, aws.ClientError) else ""
-
-
-def is_passing(error: BaseException) -> bool:
-    """Whether the same request may succeed later: no connection, time-outs, 5xx, throttling."""
-    if isinstance(error, aws.ClientError):
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        return (status >= 500 and status != 501) or code_of(error) in PASSING_CODES
-    if isinstance(error, aws.SSLError):  # a kind of ConnectionError for botocore, but it does not pass
-        return "CERTIFICATE_VERIFY_FAILED" not in str(error) and "WRONG_VERSION_NUMBER" not in str(error)
-    return isinstance(error, PASSING_ERRORS)
-
-
 def _short(state: tenacity.RetryCallState) -> str:
     error = state.outcome.exception() if state.outcome else None
     return explain(error) if error else "unknown"
-
-
-EXPIRED = (
-    "the session token has expired; get new credentials and start the same run again, which goes on from its last "
-    "complete checkpoint"
-)
-MEANING = {
-    "NoSuchBucket": "the bucket does not exist; create it, or correct storage.path",
-    "InvalidAccessKeyId": "the store does not know this access key id, or no longer; check AWS_ACCESS_KEY_ID or the "
-    "profile",
-    "SignatureDoesNotMatch": "the secret access key does not belong to this access key id; "
-    "check AWS_SECRET_ACCESS_KEY or the profile",
-    "RequestTimeTooSkewed": "this machine's clock and the store's differ by more than 15 minutes; set the clock (NTP)",
-    "ExpiredToken": EXPIRED,
-    "ExpiredTokenException": EXPIRED,
-    "TokenRefreshRequired": EXPIRED,
-    "RequestExpired": EXPIRED,
-    "InvalidToken": "the session token is not valid; unset AWS_SESSION_TOKEN or get new credentials",
-    "NotImplemented": "the store does not support this request",
-    "KMS.NotFoundException": "the KMS key does not exist; correct storage.kms_key_id",
-}
-
-
-def explain(error: BaseException) -> str:
-    """One clause that says what an error means and, where known, what would be right. Never holds a secret."""
-    if isinstance(error, aws.ClientError):
-        code = code_of(error)
-        said = error.response.get("Error", {})
-        if code in ("PermanentRedirect", "AuthorizationHeaderMalformed", "301", "IllegalLocationConstraintException"):
-            right = said.get("Region") or error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get(
-                "x-amz-bucket-region", "another one"
-            )
-            return f"wrong region; the bucket is in {right}: set storage.region ({code})"
-        if code in ("AccessDenied", "403", "Forbidden", "AllAccessDisabled"):
-            return f"forbidden; the identity lacks the permission ({code})"
-        return f"{MEANING.get(code, said.get('Message') or 'refused')} ({code})"
-    text = f"{error} {getattr(error, 'kwargs', {}).get('error', '')}"
-    if isinstance(error, (aws.NoCredentialsError, aws.PartialCredentialsError)):
-        return (
-            "no credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, "
-            "or give the pod a workload identity"
-        )
-    if "CERTIFICATE_VERIFY_FAILED" in text:
-        return "the server's certificate is not signed by a known authority; set storage.ca_bundle"
-    if "WRONG_VERSION_NUMBER" in text:
-        return "the server does not speak TLS; write http:// in storage.endpoint_url"
-    if any(sign in text for sign in ("NameResolutionError", "Name or service not known", "name resolution")):
-        return "endpoint unreachable: its host name is not known (DNS)"
-    if "Connection refused" in text:
-        return "endpoint unreachable: connection refused"
-    if isinstance(error, (aws.ConnectTimeoutError, aws.ReadTimeoutError)):
-        return "endpoint unreachable: no answer in time"
-    return str(error) or type(error).__name__

@@ -6,7 +6,8 @@ from typing import Any
 import botocore.exceptions as aws
 
 from pipeline.errors import StorageError
-from pipeline.s3 import Settings, code_of, explain
+from pipeline.s3 import Settings
+from pipeline.s3_errors import code_of, explain
 
 PART_BYTES = 16 << 20  # S3 takes 5 MiB and more, and 10,000 parts
 PARTS_AT_ONCE = 4  # one connection to a bucket gives some 50 to 100 MB/s

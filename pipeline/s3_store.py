@@ -14,7 +14,8 @@ import botocore.exceptions as aws
 import pyarrow.fs
 
 from pipeline.errors import StorageError
-from pipeline.s3 import MISSING, Settings, code_of, is_passing
+from pipeline.s3 import Settings
+from pipeline.s3_errors import MISSING, code_of, is_passing
 from pipeline.s3_parts import PART_BYTES, PARTS_AT_ONCE, PartWriter
 from pipeline.storage import Conflict, Entries, Entry, Names, Store, checked_name
 

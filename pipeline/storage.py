@@ -8,6 +8,7 @@ process finds its own by the AWS chain (environment, profile, web identity, pod 
 pickled to Ray workers. docs/storage.md is the user's side of this file.
 """
 
+import os
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -137,7 +138,10 @@ def resolve(storage: Storage, source: str = "storage.path") -> Storage:
     if not separator:
         if ONE_SLASH.match(path):
             raise UserError(f"{source}: {path!r} lacks '//' after {path.partition(':')[0] + ':'!r}; write {SCHEMES}")
-        return storage.model_copy(update={"path": str(Path(path).expanduser().absolute())})
+        folder = os.path.expanduser(path)  # noqa: PTH111  (pathlib raises for a user that is unknown here)
+        if folder.startswith("~"):
+            raise UserError(f"{source}: {path!r} is in the home of a user that is not known here; write the folder out")
+        return storage.model_copy(update={"path": str(Path(folder).absolute())})
     if scheme == "file":
         host, _, folder = rest.partition("/")
         if host not in ("", "localhost"):

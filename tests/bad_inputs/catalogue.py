@@ -199,6 +199,7 @@ MODEL = [
     setting("longer than the model", "data.max_length=4096", "data.max_length: 4096 is more than", "512 tokens"),
     setting("no such package", "model.path=package:no_such_package", "no installed Python package 'no_such_package'"),
     setting("package without a model", "model.path=package:click", "package 'click' holds no folder with config.json"),
+    setting("address without a bucket", "model.path=s3://", "model.path: bucket name ''"),
     setting("no such folder", "model.path=./model", "model.path: no such folder ./model; expected package:NAME"),
     setting("folder without a model", "model.path=docs", "model.path: docs has no config.json",
             files={"docs/README.md": b""}),
@@ -244,6 +245,13 @@ STORAGE = [
     setting("below a file", "storage.path=train.csv/runs", "storage.path: ", "train.csv/runs: step 'list' failed"),
     setting("no server", "storage.path=s3://bucket/runs storage.endpoint_url=http://127.0.0.1:9",
             "storage.path: s3://bucket/runs: step 'list' failed", "127.0.0.1:9"),
+    setting("home of nobody", "storage.path=~nobody-here/runs", "storage.path: '~nobody-here/runs' is in the home of"),
+    setting("no real disk", "storage.path=/proc/runs", "storage.path: /proc/runs: step 'write' failed: "),
+    setting("folders by the thousand", f"storage.path={'a/' * 1900}", "storage.path: ", "step 'write' failed: "),
+    setting("half an address", "storage.path=s3://bucket/runs storage.endpoint_url=http://[::1",
+            "storage.endpoint_url: 'http://[::1' is no address"),
+    Case("region of two words", ("storage.region: 'a b' is no name of a region",),
+         ("storage.path=s3://bucket/runs", "storage.region=a b")),
     setting("no bundle of certificates", "storage.path=s3://bucket/runs storage.ca_bundle=nix.pem", "nix.pem"),
 ]  # fmt: skip
 

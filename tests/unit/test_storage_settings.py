@@ -1,14 +1,16 @@
 """Addresses of storage, and where its settings come from."""
 
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import HTTPClientError
 
 from pipeline.cluster import Capacity, problems
 from pipeline.config import Config, Storage
-from pipeline.errors import UserError
-from pipeline.s3 import settings_of
+from pipeline.errors import StorageError, UserError
+from pipeline.s3 import Settings, settings_of
 from pipeline.storage import data_filesystem, normalise, open_store, resolve
 
 
@@ -204,3 +206,44 @@ def test_an_unknown_profile_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("AWS_PROFILE", "no-such")
     with pytest.raises(UserError, match=r"no-such.*AWS_PROFILE"):
         open_store(Storage(path="s3://bucket/p"))
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"AWS_ACCESS_KEY_ID": "AKIA\nX", "AWS_SECRET_ACCESS_KEY": "hidden"}, "AWS_ACCESS_KEY_ID: holds a line end"),
+        ({"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "hidden\n"}, "AWS_SECRET_ACCESS_KEY: holds a line"),
+        ({"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": ""}, "AWS_SECRET_ACCESS_KEY: is empty or not given"),
+        ({"AWS_REGION": "ü"}, "AWS_REGION: 'ü' is no name of a region; expected one such as eu-central-1"),
+        ({"AWS_ENDPOINT_URL": "http://[::1"}, "AWS_ENDPOINT_URL: 'http://[::1' is no address; must be http://"),
+    ],
+)
+def test_credentials_and_places_that_cannot_be_are_named_and_no_key_is_shown(
+    environ: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError) as caught:
+        settings_of(Storage(path="s3://bucket/runs"), 0)
+    assert str(caught.value).startswith(words)
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_file_of_settings_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "config"
+    file.write_text("region = x\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(file))
+    with pytest.raises(UserError, match=rf"AWS_CONFIG_FILE: {file}: is no file of AWS settings"):
+        settings_of(Storage(path="s3://bucket/runs"), 0)
+
+
+def test_what_a_request_was_signed_with_is_shown_nowhere() -> None:
+    header = "Invalid header value b'AWS4-HMAC-SHA256 Credential=AKIA\\nX/20260101, Signature=abcdef'"
+
+    def refused() -> None:
+        raise HTTPClientError(error=ValueError(header))
+
+    with pytest.raises(StorageError) as caught:
+        Settings("eu-central-1", retry_seconds=0).call("list s3://bucket", refused)
+    assert "look for a line end in the credentials" in str(caught.value)
+    assert "abcdef" not in "".join(traceback.format_exception(caught.value))
