@@ -57,10 +57,10 @@ class Attempt:
         return self._outcome(run, training, parts, state, resumed, clock)
 
     def _by_function(self, address: str) -> dict[str, Any]:
-        from pipeline import custom
+        from pipeline import custom, train_func
         from pipeline.model import load_tokenizer
 
-        function = custom.resolve(address)
+        function = train_func.resolve(address)
         tokenizer = load_tokenizer(self.config.model, self.config.storage)
         batches, run = self._batches(tokenizer), self._reporter()
 

@@ -118,6 +118,12 @@ def _unfit(config: Config, capacity: Capacity) -> list[str]:
     use_gpu = uses_gpu(config, capacity)
     wanted = {name: amount for name, amount in per_worker(config, use_gpu).items() if amount > 0}
     found = []
+    if not wanted:
+        found.append(
+            "scaling.resources_per_worker: CPU is 0 and there is no GPU, so that a worker has nothing; expected more "
+            "than 0"
+        )
+        return found
     fitting = sum(
         min((int(node.get(name, 0.0) / amount) for name, amount in wanted.items()), default=0)
         for node in capacity.nodes

@@ -199,6 +199,8 @@ class Training(Section):
     def _weights(cls, value: Any) -> Any:
         if isinstance(value, dict) and any(weight <= 0 for weight in value.values()):
             raise ValueError("every class weight must be above 0")
+        if isinstance(value, dict) and any(not 1e-37 <= weight <= 1e37 for weight in value.values()):
+            raise ValueError("every class weight must be from 1e-37 to 1e37, which float32 can hold")
         return value
 
 

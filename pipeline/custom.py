@@ -20,14 +20,10 @@ It is called on every worker with one `Context`, inside the same launch, data or
 All ranks run the same statements; what of it talks to the others is said with each method.
 """
 
-import importlib
-import inspect
 import math
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -40,39 +36,11 @@ from pipeline.custom_batches import MicroBatch, TrainBatches, ValidationBatches
 from pipeline.data.engine import Batches, total_steps
 from pipeline.data.facts import Facts
 from pipeline.data.plan import FILL
-from pipeline.errors import RunError, UserError
+from pipeline.errors import RunError
 from pipeline.loop import Clock, Parts, Run, State, best_so_far
 from pipeline.metrics import best_of
 from pipeline.metrics.names import LESS_IS_BETTER
 from pipeline.strategy import pieces, synchronised
-
-EXPECTED = "expected package.module:function, a function of one argument that can be imported here"
-
-
-def resolve(address: str) -> Callable[["Context"], None]:
-    """The function at `package.module:function`, looked for in the current folder too.
-
-    Raises:
-        UserError: it cannot be imported, is not there, or cannot be called with one argument.
-    """
-    found = f"run.train_func: found {address!r}"
-    module_name, _, name = address.partition(":")
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        with redirect_stdout(sys.stderr):  # not into `check --json`
-            module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # anything that a user's own code raises
-        words = (str(error).strip().splitlines() or [""])[0]
-        raise UserError(f"{found}, {EXPECTED}; {type(error).__name__}: {words}") from error
-    function = getattr(module, name, None)
-    if function is None:
-        raise UserError(f"{found}, {EXPECTED}; {module_name} has no {name}")
-    try:
-        inspect.signature(function).bind(None)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{found}, {EXPECTED}; {name} is {type(function).__name__} and does not take one") from error
-    return function  # type: ignore[no-any-return]
 
 
 def best(config: Config) -> tuple[str, str]:

@@ -25,6 +25,8 @@ RESOLVERS = [
     (TAG + "int", INT, list("-+0123456789")),
     (TAG + "float", FLOAT, list("-+.0123456789")),
 ]
+# Stands for a value that is a problem of the text already, so that nothing else is said of it.
+WRONG = object()
 ALIAS = "an alias (*name) is not supported; put a value that begins with * in quotes"
 
 
@@ -96,7 +98,8 @@ def read(text: str | bytes) -> Document:
         finally:
             loader.dispose()
         if node is not None:
-            document.data = _build(node, (), document)
+            data = _build(node, (), document)
+            document.data = None if data is WRONG else data
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = ALIAS if "alias" in (error.context or "") else error.problem or "cannot be read"
@@ -123,15 +126,16 @@ def _build(node: yaml.Node, path: Path, document: Document) -> Any:
     if isinstance(node, yaml.MappingNode) and kind == "map":
         return _mapping(node, path, document)
     if isinstance(node, yaml.SequenceNode) and kind == "seq":
-        return [_build(item, (*path, index), document) for index, item in enumerate(node.value)]
+        items = [_build(item, (*path, index), document) for index, item in enumerate(node.value)]
+        return [item for item in items if item is not WRONG]
     if isinstance(node, yaml.ScalarNode) and kind in ("null", "bool", "int", "float", "str"):
         try:
             return _scalar(kind, node.value)
         except ValueError:
             document.problems.append((line, f"is not of the type !!{kind}"))
-            return None
+            return WRONG
     document.problems.append((line, f"the tag {node.tag.replace(TAG, '!!')} is not supported"))
-    return None
+    return WRONG
 
 
 def _mapping(node: yaml.MappingNode, path: Path, document: Document) -> dict[str, Any]:
@@ -146,7 +150,9 @@ def _mapping(node: yaml.MappingNode, path: Path, document: Document) -> dict[str
             first = document.lines[(*path, key.value)]
             document.problems.append((line, f"{name} is given twice, first on line {first}"))
             continue
-        result[key.value] = _build(value, (*path, key.value), document)
+        built = _build(value, (*path, key.value), document)
+        if built is not WRONG:
+            result[key.value] = built
         document.lines[(*path, key.value)] = line
     return result
 

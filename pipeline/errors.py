@@ -8,6 +8,11 @@ PipelineError
     └── Superseded    a newer attempt has taken this run over, so this one stops writing
 """
 
+import re
+
+# All control characters but tab and line end, and halves of characters, which cannot be printed.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
 
 class PipelineError(Exception):
     """Base of all expected errors. `problems` holds one line for each thing that is wrong."""
@@ -15,8 +20,9 @@ class PipelineError(Exception):
     exit_status = 1
 
     def __init__(self, *problems: str) -> None:
-        super().__init__("; ".join(problems))
-        self.problems = list(problems)
+        # A key or the name of a file may hold what a terminal obeys.
+        self.problems = [CONTROL.sub(lambda found: ascii(found[0])[1:-1], problem) for problem in problems]
+        super().__init__("; ".join(self.problems))
 
     def __reduce__(self) -> tuple[type["PipelineError"], tuple[str, ...]]:
         # Exceptions cross process borders in Ray; the default would lose all problems but a joined one.

@@ -61,7 +61,7 @@ def _with_adapters(model: Any, config: Config) -> Any:
     )
     try:
         return get_peft_model(model, settings)
-    except ValueError as error:
+    except (ValueError, re.error) as error:  # the second of a text that is read as a pattern
         raise UserError(
             f"model.lora.target_modules: found {wanted.target_modules!r}, expected names of layers of "
             f"{type(model).__name__}: {str(error).splitlines()[0]}"

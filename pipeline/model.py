@@ -91,11 +91,16 @@ def locate(model: Model, storage: Storage) -> str:
     Raises:
         UserError: there is no such package, folder or object.
     """
+    path = Path(os.path.expanduser(model.path))  # noqa: PTH111  (leaves the home of an unknown user as it stands)
+    if model.revision is not None and (model.path.startswith(("package:", "s3://")) or path.is_dir()):
+        raise UserError(
+            f"model.revision: found {model.revision!r}, which is for a model of the hub, not for {model.path}; "
+            "leave it out"
+        )
     if model.path.startswith("package:"):
         return _package_folder(model.path.removeprefix("package:"))
     if model.path.startswith("s3://"):
         return _from_s3(model.path, storage)
-    path = Path(os.path.expanduser(model.path))  # noqa: PTH111  (leaves the home of an unknown user as it stands)
     if path.is_dir():
         if not (path / "config.json").exists():
             raise UserError(

@@ -115,7 +115,7 @@ def _on_s3(data: Data) -> bool:
 
 
 def _train_func(config: Config) -> tuple[str, bool]:
-    from pipeline.custom import resolve
+    from pipeline.train_func import resolve
 
     assert config.run.train_func is not None
     resolve(config.run.train_func)

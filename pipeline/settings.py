@@ -257,6 +257,9 @@ def _improper(name: fields.Name, value: Any, origin: Origin) -> Iterator[str]:
     """Values of the right type that must not be used: credentials and what a template left in."""
     pattern = PLACEHOLDER_IN_MODEL_CONFIG if name == ("model", "config") else PLACEHOLDER
     for path, text in texts(value, name):
+        if text != text.encode(errors="replace").decode():
+            yield f"{'.'.join(map(str, path))}: found {shown(text)} ({origin(path)}), which holds half a character"
+            continue
         dotted = redacted(".".join(map(str, path)))
         if redacted(text) != text:
             yield (

@@ -9,7 +9,7 @@ A global batch is cut into slots, `accumulation x workers` of them, of nearly eq
 `FILL`, whose weight is 0, so that all ranks take the same number of steps whatever the row count.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -74,6 +74,8 @@ class Plan:
         bucket_batches: int = 50,
     ) -> None:
         assert len(lengths) == len(weights) > 0
+        # No more rows a micro-batch than there are: the rest would be fill, and memory for it, on every rank.
+        shape = replace(shape, micro_rows=min(shape.micro_rows, -(-len(lengths) // shape.workers)))
         self.lengths, self.weights, self.shape, self.seed = lengths, weights, shape, seed
         self.shuffle_rows, self.bucket_batches = shuffle_rows, bucket_batches
         self._cached: tuple[int, Rows] | None = None

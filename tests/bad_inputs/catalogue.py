@@ -73,6 +73,26 @@ CONFIGURATION = [
     setting("text twice", "data.columns.text_pair=text", "data.columns.text and data.columns.text_pair: found 'text'"),
     setting("function of a module that ends the program", "run.train_func=ends:train", "run.train_func: found 'ends:",
             "SystemExit: 3", files={"ends.py": b"import sys\nsys.exit(3)\n"}),
+    # Each in a module of its own name: Python imports one once.
+    *(setting(f"function of a module with {what}", f"run.train_func=odd{number}:train", "run.train_func: found",
+              words, files={f"odd{number}.py": content})
+      for number, (what, words, content) in enumerate((
+          ("an interrupt", "KeyboardInterrupt", b"raise KeyboardInterrupt\n"),
+          ("an exception of its own", "Own: out", b"class Own(BaseException): pass\nraise Own('out')\n"),
+          ("a __getattr__ that raises", "ValueError: no", b"def __getattr__(name):\n    raise ValueError('no')\n"),
+          ("async", "train is an async function", b"async def train(context): pass\n"),
+          ("a generator", "train is a generator function", b"def train(context): yield\n"),
+          ("no argument", "train does not take one argument, the context", b"def train(): pass\n"),
+      ))),
+    setting("function that ends the program", "run.train_func=os:_exit", "_exit is built into Python"),
+    setting("function of the interpreter", "run.train_func=sys:exit", "exit is built into Python"),
+    setting("worker of nothing", "scaling.resources_per_worker.CPU=0 scaling.use_gpu=false",
+            "scaling.resources_per_worker: CPU is 0 and there is no GPU"),
+    setting("weight that is 0 in float32", "training.class_weights.a=1e-300", "must be from 1e-37 to 1e37"),
+    setting("weight beyond float32", "training.class_weights.a=1e39", "must be from 1e-37 to 1e37"),
+    Case("tag in front of a number", ("job.yaml:1: the tag !!float-ish is not supported",),
+         job="training: {epochs: !!float-ish 3}"),
+    Case("escape in a key", ("training.\\x1b[31mepoch: no such setting",), job='training: {"\\e[31mepoch": 3}'),
     setting("class that is not in the model", "strategy.kind=fsdp strategy.wrap=[Nix]", "strategy.wrap: the model has",
             "'Nix'", "BertLayer"),
 ]  # fmt: skip
@@ -116,7 +136,7 @@ FILES = [
             "cannot be asked for owner/name", environ={"HF_ENDPOINT": SILENT}),
     setting("name of the hub as a path", "data.train=owner/name", "no such file", "write hub:owner/name"),
     setting("NUL in a path", 'data.train="a\\0b"', "data.train: 'a\\x00b': holds a character that no path can have"),
-    setting("half a character in a path", 'data.train="\\udcff"', "holds a character that no path can have"),
+    setting("half a character in a path", 'data.train="\\udcff"', "data.train: found", "which holds half a character"),
     setting("home of nobody", "data.train=~nobody-here/a.csv", "data.train: ~nobody-here/a.csv: no such file"),
 ]  # fmt: skip
 
@@ -199,6 +219,10 @@ MODEL = [
     setting("longer than the model", "data.max_length=4096", "data.max_length: 4096 is more than", "512 tokens"),
     setting("no such package", "model.path=package:no_such_package", "no installed Python package 'no_such_package'"),
     setting("package without a model", "model.path=package:click", "package 'click' holds no folder with config.json"),
+    setting("half a character in a revision", 'model.revision="\\ud800"', "which holds half a character"),
+    setting("revision of a package", "model.revision=main", "model.revision: found 'main', which is for a model"),
+    setting("adapters of a broken pattern", 'model.lora.r=4 model.lora.target_modules="(["',
+            "model.lora.target_modules: found '(['"),
     setting("address without a bucket", "model.path=s3://", "model.path: bucket name ''"),
     setting("no such folder", "model.path=./model", "model.path: no such folder ./model; expected package:NAME"),
     setting("folder without a model", "model.path=docs", "model.path: docs has no config.json",

@@ -107,14 +107,14 @@ def own(
     """Train by `run.train_func`, as a worker does; its module may lie in the folder `module_in`."""
     import sys
 
-    from pipeline import custom
+    from pipeline import custom, train_func
     from pipeline.model import load_tokenizer
 
     job, found = Config.model_validate(config), Facts.from_json(facts)
     assert job.run.train_func is not None
     if module_in is not None:
         sys.path.insert(0, module_in)
-    function = custom.resolve(job.run.train_func)
+    function = train_func.resolve(job.run.train_func)
     accelerator = strategy.accelerator(job, torch.device("cpu"))
     tokenizer = load_tokenizer(job.model, job.storage)
     batches = assembly.batches(job, found, accelerator, tokenizer, None)

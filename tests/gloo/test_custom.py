@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.custom import resolve
 from pipeline.errors import UserError
 from pipeline.settings import load
 from pipeline.strategy import files
+from pipeline.train_func import resolve
 from tests.gloo import cases
 from tests.gloo.test_numbers import ABSOLUTE, RELATIVE, train
 from tests.gloo.world import World
@@ -148,8 +148,8 @@ def test_a_function_that_cannot_be_right_is_stopped_with_words(world: Worlds, jo
     [
         ("tests.gloo.nowhere:train", "ModuleNotFoundError: No module named 'tests.gloo.nowhere'"),
         ("tests.gloo.own:nothing", "tests.gloo.own has no nothing"),
-        ("tests.gloo.own:number", "number is int and does not take one"),
-        ("tests.gloo.own:of_two", "of_two is function and does not take one"),
+        ("tests.gloo.own:number", "number is of type int"),
+        ("tests.gloo.own:of_two", "of_two does not take one argument, the context"),
     ],
 )
 def test_a_wrong_address_is_refused_with_field_value_and_what_is_expected(wrong: str, words: str) -> None:

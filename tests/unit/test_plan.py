@@ -31,7 +31,7 @@ def test_each_row_is_used_exactly_once_an_epoch_and_ranks_agree_on_steps(
     per_rank = [[made.rank_rows(step, rank) for step in steps] for rank in range(shape.workers)]
     sizes = [[len(part) for part in parts] for parts in per_rank]
     assert all(size == sizes[0] for size in sizes)
-    assert all(size % shape.micro_rows == 0 for size in sizes[0])
+    assert all(size % made.shape.micro_rows == 0 for size in sizes[0])
     used = np.concatenate([part for parts in per_rank for part in parts])
     assert sorted(used[used != FILL]) == list(range(rows))
 
@@ -43,7 +43,7 @@ def test_a_step_divides_by_the_weight_of_exactly_its_rows(rows: int, shape: Shap
         facts = made.step(step)
         ranks = np.concatenate([made.rank_rows(step, rank) for rank in range(shape.workers)])
         assert facts.weight == len(ranks[ranks != FILL])
-        assert facts.micro_batches * shape.micro_rows * shape.workers == len(ranks)
+        assert facts.micro_batches * made.shape.micro_rows * shape.workers == len(ranks)
         assert facts.padded_tokens >= facts.tokens
 
 
@@ -102,3 +102,10 @@ def test_evaluation_keeps_one_order_and_counts_a_single_row_on_many_workers() ->
     rows = np.concatenate([made.rank_rows(0, rank) for rank in range(4)])
     assert sorted(rows[rows != FILL]) == [0]
     assert made.steps_per_epoch == 1
+
+
+def test_a_micro_batch_far_beyond_the_rows_holds_no_more_than_there_are() -> None:
+    weights = np.ones(5, np.float32)
+    plan = Plan(np.arange(1, 6, dtype=np.int32), weights, Shape.of(2, 2_147_483_647, accumulation=3), seed=1)
+    assert (plan.shape.micro_rows, plan.steps_per_epoch) == (3, 1)
+    assert sorted([*plan.rank_rows(0, 0), *plan.rank_rows(0, 1)]) == [FILL, 0, 1, 2, 3, 4]
