@@ -193,22 +193,18 @@ def _check_credentials() -> None:
 
     A line end in one would let the HTTP library refuse the request, with all of its signature in the message.
     """
-    scoped = new_session()._session.get_scoped_config()
-    profile = os.environ.get("AWS_PROFILE", "default")
-    given = {
-        "AWS_ACCESS_KEY_ID": os.environ.get("AWS_ACCESS_KEY_ID"),
-        "AWS_SECRET_ACCESS_KEY": os.environ.get("AWS_SECRET_ACCESS_KEY"),
-        "AWS_SESSION_TOKEN": os.environ.get("AWS_SESSION_TOKEN"),
-        f"aws_access_key_id of the AWS profile {profile}": scoped.get("aws_access_key_id"),
-        f"aws_secret_access_key of the AWS profile {profile}": scoped.get("aws_secret_access_key"),
-        f"aws_session_token of the AWS profile {profile}": scoped.get("aws_session_token"),
-    }
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+    if os.environ.get(names[0]):
+        given = {name: os.environ.get(name) for name in names}
+    else:
+        scoped = new_session()._session.get_scoped_config()
+        given = {f"{name.lower()} of the AWS profile": scoped.get(name.lower()) for name in names}
     for name, value in given.items():
         if value and not VISIBLE.fullmatch(value):
             raise UserError(f"{name}: holds a line end, a space or a character that no key has; copy it again")
-    for key, secret in zip(list(given)[::3], list(given)[1::3], strict=True):
-        if given[key] and not given[secret]:
-            raise UserError(f"{secret}: is empty or not given, but {key} is; give both")
+    key, secret, _ = given
+    if given[key] and not given[secret]:
+        raise UserError(f"{secret}: is empty or not given, but {key} is; give both")
 
 
 def _check_endpoint(origin: str, endpoint: str) -> None:

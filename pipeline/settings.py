@@ -35,11 +35,11 @@ def load(path: str | None, overrides: Sequence[str], environ: Mapping[str, str])
     """
     layers = _Layers()
     if path is not None:
-        text, problem = document.contents(path) if path else (b"", "expected the path of a YAML file")
+        text, problem = document.contents(path) if path else (b"", "found '', expected the path of a YAML file")
         if problem is None:
             layers.file(text, path)
         else:
-            layers.fail(f"{path if path.isprintable() and path else repr(path)}: {problem}")
+            layers.fail(f"{(path if path.isprintable() else repr(path)) or '-c'}: {problem}")
     layers.environment(environ)
     layers.command_line(overrides)
     return layers.config()

@@ -86,9 +86,15 @@ def _counted(name: str, paths: str | list[str], config: Config, ledger: Ledger) 
         except PipelineError as error:
             split.complete = False
             for problem in error.problems:
-                ledger.note((name, problem), f"data.{name}: {problem}")
+                ledger.note((name, problem), f"data.{name}: {problem}{_column_setting(problem, config)}")
         split.rows_per_file.append(rows)
     return split
+
+
+def _column_setting(problem: str, config: Config) -> str:
+    """Where to correct the name of a column that a file lacks; columns that only one task reads come last."""
+    fields = [field for field, column in config.data.columns if f": no column {column!r};" in problem]
+    return f"; set data.columns.{fields[-1]}" if fields else ""
 
 
 def _label_type(splits: list[Split], ledger: Ledger) -> str:

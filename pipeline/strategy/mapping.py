@@ -14,6 +14,7 @@ from pipeline.errors import UserError
 from pipeline.redaction import shown
 
 Mapping = dict[str, Any]
+DEEPEST = 20
 
 
 def read_mapping(file: str, field: str) -> Mapping:
@@ -39,7 +40,18 @@ def read_mapping(file: str, field: str) -> Mapping:
         value = found.data
     if not isinstance(value, dict):
         raise UserError(f"{field}: {file} holds no mapping of settings")
+    if _is_deeper(value, DEEPEST):
+        raise UserError(f"{field}: {file} is nested more than {DEEPEST} deep, and no settings are")
     return value
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """Whether mappings and lists lie more than `most` deep; level by level, as what follows goes into them."""
+    level = [value]
+    for _ in range(most):
+        nodes = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
+        level = [inner for node in nodes for inner in node]
+    return any(isinstance(node, dict | list) for node in level)
 
 
 def _json(text: str, place: str) -> Any:

@@ -141,7 +141,8 @@ FILES = [
 ]  # fmt: skip
 
 ROWS = [
-    train("other column", b"text,intent\nx,a\ny,b\n", "no column 'category'; the file has 'text', 'intent'"),
+    train("other column", b"text,intent\nx,a\ny,b\n",
+          "no column 'category'; the file has 'text', 'intent'; set data.columns.label"),
     setting("no second text", "data.columns.text_pair=answer data.validation=null", "no column 'answer'",
             "'text', 'category'"),
     train("column twice", b"text,text,category\nx,y,a\n", "2 columns are named 'text'; one is needed"),

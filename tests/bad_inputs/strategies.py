@@ -49,6 +49,7 @@ STRATEGIES = [
     zero("number of 400 digits", f'{{"train_batch_size": {"9" * 400}}}', "train_batch_size is 999", "a number"),
     zero("number of 5000 digits", f'{{"train_batch_size": {"9" * 5000}}}', "ds.json: not valid JSON: Exceeds"),
     zero("very deep", '{"a": ' * 100_000, "ds.json: not valid JSON: "),
+    zero("deep", '{"amp": ' + "[" * 900 + "]" * 900 + "}", "ds.json is nested more than 20 deep"),
     zero("key twice in JSON", '{"fp16": {"enabled": true, "enabled": false}}', "'enabled' is given twice"),
     setting("mapping on the command line", 'strategy.kind=deepspeed strategy.config={"zero_optimization":{"stage":9}}',
             "strategy.config: zero_optimization.stage is 9; expected 0, 1, 2 or 3"),

@@ -148,7 +148,7 @@ def test_a_function_that_cannot_be_right_is_stopped_with_words(world: Worlds, jo
     [
         ("tests.gloo.nowhere:train", "ModuleNotFoundError: No module named 'tests.gloo.nowhere'"),
         ("tests.gloo.own:nothing", "tests.gloo.own has no nothing"),
-        ("tests.gloo.own:number", "number is of type int"),
+        ("tests.gloo.own:number", "number is of type int, whose call would train nothing"),
         ("tests.gloo.own:of_two", "of_two does not take one argument, the context"),
     ],
 )

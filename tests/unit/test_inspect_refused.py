@@ -193,9 +193,9 @@ def test_missing_columns_are_refused_listing_those_found(write: Write) -> None:
     write("train.csv", "sentence,category\na,b\n")
     write("test.jsonl", [{"sentence": "a", "label": "b"}])
     assert problems(config(validation="test.jsonl")) == [
-        "data.train: train.csv: no column 'text'; the file has 'sentence', 'category'",
-        "data.train: train.csv: no column 'label'; the file has 'sentence', 'category'",
-        "data.validation: test.jsonl: no column 'text'; the file has 'sentence', 'label'",
+        "data.train: train.csv: no column 'text'; the file has 'sentence', 'category'; set data.columns.text",
+        "data.train: train.csv: no column 'label'; the file has 'sentence', 'category'; set data.columns.label",
+        "data.validation: test.jsonl: no column 'text'; the file has 'sentence', 'label'; set data.columns.text",
     ]
 
 

@@ -185,7 +185,10 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         load(str(tmp_path), [], {})
     assert caught.value.problems == [f"{tmp_path}: is a directory"]
-    for name, words in (("", "'': expected the path of a YAML file"), ("a\0b", "'a\\x00b': holds a character that no")):
+    for name, words in (
+        ("", "-c: found '', expected the path of a YAML file"),
+        ("a\0b", "'a\\x00b': holds a character that no"),
+    ):
         with pytest.raises(UserError) as caught:
             load(name, [], {})
         assert caught.value.problems[0].startswith(words)
