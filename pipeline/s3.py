@@ -152,7 +152,7 @@ def settings_of(storage: Storage, retry_seconds: float) -> Settings:
         "AWS_ENDPOINT_URL": environment("AWS_ENDPOINT_URL"),
         "endpoint_url of the AWS profile": profile.get("endpoint_url"),
     }
-    origin, endpoint = next(((name, value) for name, value in named.items() if value), ("", None))
+    origin, endpoint = _first_set(named)
     if endpoint:
         _check_endpoint(origin, endpoint)
     regions = {
@@ -161,7 +161,7 @@ def settings_of(storage: Storage, retry_seconds: float) -> Settings:
         "AWS_DEFAULT_REGION": environment("AWS_DEFAULT_REGION"),
         "region of the AWS profile": profile.get("region"),
     }
-    place, region = next(((name, value) for name, value in regions.items() if value), ("", None))
+    place, region = _first_set(regions)
     if region and not REGION.fullmatch(region):
         raise UserError(f"{place}: {region!r} is no name of a region; expected one such as eu-central-1")
     _check_credentials()
@@ -205,6 +205,11 @@ def _check_credentials() -> None:
     key, secret, _ = given
     if given[key] and not given[secret]:
         raise UserError(f"{secret}: is empty or not given, but {key} is; give both")
+
+
+def _first_set(named: dict[str, str | None]) -> tuple[str, str | None]:
+    """Where a setting was found, of places in their order, and the setting; "" and None if nowhere."""
+    return next(((name, value) for name, value in named.items() if value), ("", None))
 
 
 def _check_endpoint(origin: str, endpoint: str) -> None:

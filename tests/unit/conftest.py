@@ -1,4 +1,4 @@
-"""Files in a folder of the test's own."""
+"""Files in a folder of the test's own, and an environment without settings of storage."""
 
 import json
 from collections.abc import Callable
@@ -47,3 +47,12 @@ def files(tmp_path: Path) -> Callable[..., list[str]]:
         ]  # fmt: skip
 
     return make
+
+
+@pytest.fixture
+def no_storage_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No endpoint, region, profile or AWS file of whoever runs the tests."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")

@@ -14,18 +14,12 @@ from pipeline.errors import StorageError, UserError
 from pipeline.probe import probe
 from pipeline.storage import Conflict, Store, data_filesystem, open_store
 
+pytestmark = pytest.mark.usefixtures("no_storage_settings")
+
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return open_store(Storage(path=str(tmp_path / "runs")))
-
-
-@pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
 
 
 def test_what_was_written_is_read_back_with_its_tag(store: Store) -> None:

@@ -13,13 +13,7 @@ from pipeline.errors import StorageError, UserError
 from pipeline.s3 import Settings, settings_of
 from pipeline.storage import data_filesystem, normalise, open_store, resolve
 
-
-@pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
+pytestmark = pytest.mark.usefixtures("no_storage_settings")
 
 
 @pytest.mark.parametrize(
