@@ -59,7 +59,7 @@ format: $(INSTALLED) ## rewrite the code as `make lint` wants it
 lock: ## requirements/*.lock again; UPGRADE=--upgrade takes newer versions
 	@scripts/install.sh tools
 	$(COMPILE) requirements/tools.in -o requirements/tools.lock
-	$(COMPILE) pyproject.toml --extra demo --extra deepspeed --extra dev -o requirements/dev.lock
+	$(COMPILE) pyproject.toml --extra demo --extra deepspeed --extra kube --extra dev -o requirements/dev.lock
 	$(COMPILE) pyproject.toml --extra deepspeed -c requirements/dev.lock -o requirements/deepspeed.lock
 	$(COMPILE) pyproject.toml --extra demo -c requirements/dev.lock -o requirements/demo.lock
 	$(COMPILE) pyproject.toml -c requirements/dev.lock -o requirements/runtime.lock

@@ -4,6 +4,7 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_the_lock_files_hold_all_that_the_project_asks_for() -> None:
         "runtime.lock": project["dependencies"],
         "deepspeed.lock": [*project["dependencies"], *extras["deepspeed"]],
         "demo.lock": [*project["dependencies"], *extras["demo"]],
-        "dev.lock": [*project["dependencies"], *extras["demo"], *extras["deepspeed"], *extras["dev"]],
+        "dev.lock": [*project["dependencies"], *extras["demo"], *extras["deepspeed"], *extras["kube"], *extras["dev"]],
     }
     for name, lines in asked.items():
         for requirement in map(Requirement, lines):
@@ -101,6 +102,18 @@ def test_the_lock_files_hold_all_that_the_project_asks_for() -> None:
             assert any(requirement.specifier.contains(pin) for pin in pins), (
                 f"{name} lacks {requirement}; run: make lock"
             )
+
+
+def test_the_package_imports_all_that_it_brings_into_an_image() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    used = {package for path in MODULES for package in imported(path)}
+    modules: dict[str, set[str]] = {}
+    for module, names in packages_distributions().items():
+        for name in names:
+            modules.setdefault(canonicalize_name(name), set()).add(module)
+    brought = [canonicalize_name(Requirement(line).name) for line in project["dependencies"]]
+    assert len(brought) > 15
+    assert [name for name in brought if not modules[name] & used] == []
 
 
 def _pins(path: Path, name: str) -> frozenset[str]:
