@@ -1,6 +1,8 @@
 """Columns of Parquet and Arrow files: found by name, checked, and made one of a few plain types."""
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.data.delimited import listed
 from pipeline.errors import UserError
@@ -31,13 +33,28 @@ def conformed(table: pa.Table, name: str, before: int) -> pa.Table:
         wanted = plain(field.type)
         if wanted != field.type:
             try:
-                table = table.set_column(place, field.name, table.column(place).cast(wanted))
+                made = pa.chunked_array([_cast(chunk, wanted) for chunk in table.column(place).chunks], wanted)
+                table = table.set_column(place, field.name, made)
             except pa.ArrowInvalid as error:
                 raise UserError(
                     f"{name}: rows {before + 1} to {before + len(table)}: column {field.name!r} of type "
                     f"{field.type} does not fit {wanted}: {error}"
                 ) from None
     return table
+
+
+def _cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """`array.cast(wanted)`, and right where Arrow's own cast is not."""
+    if isinstance(array, pa.ExtensionArray):
+        return _cast(array.storage, wanted)
+    if _is_view(array.type):
+        # Arrow 26 gives the lists that it makes of views wrong ends, so that rows have the labels of others or none.
+        lengths = pc.list_value_length(array).fill_null(0).to_numpy()
+        ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
+        return pa.ListArray.from_arrays(ends, _cast(array.flatten(), wanted.value_type), mask=array.is_null())
+    if pa.types.is_decimal32(array.type):  # of which Arrow 26 says that no value fits an integer
+        array = array.cast(pa.decimal128(array.type.precision, array.type.scale))
+    return array.cast(wanted)
 
 
 def _invalid(column: pa.ChunkedArray, field: str, name: str, before: int, error: pa.ArrowInvalid) -> UserError:
@@ -70,12 +87,11 @@ def plain(kind: pa.DataType) -> pa.DataType:
         return pa.int64()
     if pa.types.is_floating(kind):
         return pa.float64()
-    if (
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or pa.types.is_fixed_size_list(kind)
-        or pa.types.is_list_view(kind)
-        or pa.types.is_large_list_view(kind)
-    ):
+    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    if (lists and not _is_view(kind.value_type)) or _is_view(kind):
         return pa.list_(plain(kind.value_type))
     return kind
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind))

@@ -10,6 +10,15 @@ Opener = Callable[[], io.RawIOBase]
 """Opens the (decompressed) bytes of one file from their beginning; called again to find the place of an error."""
 
 CHUNK = 1 << 20
+# How files begin that are no text, whatever their names say: what they are, and what to do.
+NO_TEXT = {
+    b"\x1f\x8b": ("gzip data", "end its name in .gz"),
+    b"BZh91AY&SY": ("bzip2 data", "end its name in .bz2"),
+    b"\x28\xb5\x2f\xfd": ("Zstandard data", "end its name in .zst"),
+    b"PAR1": ("Parquet", "end its name in .parquet, or set data.format"),
+    b"ARROW1": ("Arrow", "end its name in .arrow, or set data.format"),
+    b"PK\x03\x04": ("a zip archive, as Excel writes too", "unpack it, or save it as CSV"),
+}
 
 
 def known(encoding: str) -> str:
@@ -31,6 +40,11 @@ def lines(opened: Opener, encoding: str) -> io.TextIOWrapper:
 
 def undecodable(opened: Opener, name: str, encoding: str) -> UserError:
     """The error for a file that is not in `encoding`, with the byte position (from 0, after decompression) and line."""
+    with opened() as stream:
+        start = stream.read(16) or b""
+    for beginning, (what, advice) in NO_TEXT.items():
+        if start.startswith(beginning):
+            return UserError(f"{name}: is {what}, no text; {advice}")
     codec = known(encoding)
     # The "sig" decoder counts from behind the byte order mark; the plain one counts it in, as a hex viewer does.
     decoder = codecs.getincrementaldecoder("utf-8" if codec == "utf-8-sig" else codec)("strict")

@@ -44,6 +44,7 @@ def inspect(config: Config) -> Facts:
             _refuse_markers(names, ledger)
         labels = sorted_names(list(names["train"]), label_type)
         _refuse_lookalikes(names["train"], ledger)
+        _refuse_places(splits, labels, ledger)
         _judge_classes(splits, names, labels, config, ledger)
     _judge_rows(splits, config, ledger)
     problems = ledger.problems(MOST_PROBLEMS)
@@ -177,6 +178,19 @@ def _refuse_lookalikes(named: dict[str, Seen], ledger: Ledger) -> None:
                 "space or Unicode form only; write them alike"
             )
             ledger.note(("lookalike", seen.file.path, name), line, seen.count)
+
+
+def _refuse_places(splits: list[Split], labels: list[str], ledger: Ledger) -> None:
+    """Note lists of 0 and 1 with a place for each class: as names of classes they would train two, "0" and "1"."""
+    if set(labels) <= {"0", "1"} or set(labels) <= {"false", "true"}:
+        for split in splits:
+            if split.repeated is not None:
+                file, row = split.repeated
+                line = (
+                    f"data.{split.name}: {file.name} row {row}: the list has a place for each class; "
+                    "multi-label needs the names of the row's classes, such as [\"a\", \"c\"] for [1, 0, 1]"
+                )
+                ledger.note(("places", split.name), line)
 
 
 def _judge_classes(

@@ -71,7 +71,8 @@ def elements(column: pa.Array, data: Data) -> tuple[pa.Array, np.ndarray[Any, np
         parents = pc.list_parent_indices(column).to_numpy().astype(np.int64)
         kept = pc.not_equal(values, "")
         return values.filter(kept), parents[kept.to_numpy(zero_copy_only=False)]
-    return column.flatten(), pc.list_parent_indices(column).to_numpy().astype(np.int64)
+    # Not Arrow's parent indices, which count what lies behind a null too.
+    return column.flatten(), np.repeat(np.arange(len(column)), pc.list_value_length(column).fill_null(0).to_numpy())
 
 
 def encode_labels(column: pa.ChunkedArray | pa.Array, labels: Sequence[str], task: Task, data: Data) -> pa.Array:

@@ -88,10 +88,12 @@ def matching(path: str, storage: Storage) -> tuple[list[Found], bool]:
         address = base.rstrip("/") + info.path[len(root.rstrip("/")) :] + suffix
         return Found(address, info.size)
 
-    # A file may have wildcard characters in its own name.
+    # A file or folder may have wildcard characters in its own name.
     info = filesystem.get_file_info("/".join([root.rstrip("/"), *wildcards]))
     if info.type == FileType.File:
         return [found(info)], False
+    if info.type == FileType.Directory and wildcards:
+        base, root, wildcards = "/".join([base.rstrip("/"), *wildcards]), info.path, []
     if not wildcards:
         if info.type != FileType.Directory:
             hint = f"; for the data set of the hub write hub:{path}" if REPOSITORY.fullmatch(path) else ""

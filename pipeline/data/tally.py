@@ -46,8 +46,8 @@ class Split:
     """The counts of one split.
 
     `values` is keyed by (kind, value), the kind being `csv` where a text may stand for any type: Python holds 1, 1.0
-    and True for equal. `kinds` has the first label of each kind in each
-    file. `complete` tells whether all files could be read.
+    and True for equal. `kinds` has the first label of each kind in each file, `repeated` the first row whose list has
+    a number, or a boolean, twice. `complete` tells whether all files could be read.
     """
 
     name: str
@@ -57,6 +57,7 @@ class Split:
     complete: bool = True
     values: dict[tuple[str, Any], Seen] = field(default_factory=dict)
     kinds: dict[tuple[str, str], tuple[DataFile, int, Any]] = field(default_factory=dict)
+    repeated: tuple[DataFile, int] | None = None
 
     @property
     def rows(self) -> int:
@@ -96,7 +97,7 @@ def add(split: Split, file: DataFile, before: int, table: pa.Table, config: Conf
     elif kind not in wanted:
         row = before + _first(pc.is_valid(labels))
         hint = "; lists are for model.task multi-label" if kind.startswith("list") else ""
-        value = shown(labels[row - before - 1].as_py())
+        value = _shown_at(labels, row - before - 1)
         needed = " or ".join(wanted) if task != "multi-label" else "list of class names"
         line = f"{place}{row}: {named} has the {kind} {value}; {task} needs a {needed}{hint}"
         ledger.note(("kind", file.path, kind), line)
@@ -112,6 +113,13 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def _shown_at(values: pa.Array, place: int) -> str:
+    try:
+        return shown(values[place].as_py())
+    except (OverflowError, ValueError, pa.ArrowException):  # dates beyond Python's, zones that this machine lacks
+        return "(cannot be shown)"
+
+
 def _texts(split: Split, file: DataFile, before: int, column: str, texts: pa.Array, ledger: Ledger) -> pa.Array | None:
     """Note null and non-text values; which texts are empty, None if the column holds no texts."""
     place = f"data.{split.name}: {file.name} row "
@@ -124,7 +132,7 @@ def _texts(split: Split, file: DataFile, before: int, column: str, texts: pa.Arr
         return pc.equal(texts, "")
     if kind != "null":
         row = before + _first(pc.is_valid(texts))
-        value = shown(texts[row - before - 1].as_py())
+        value = _shown_at(texts, row - before - 1)
         line = f"{place}{row}: text column {column!r} has the {kind} {value}; a text column holds strings only"
         ledger.note(("no text", file.path, column), line, len(texts) - texts.null_count)
     return None
@@ -148,6 +156,12 @@ def _classes(split: Split, file: DataFile, before: int, labels: pa.Array, config
     encoded = labels.dictionary_encode()
     indices = encoded.indices.to_numpy()
     counts = np.bincount(indices)
+    if config.model.task == "multi-label":
+        # A label that a row's list has twice is one label of that row.
+        of_row, once = np.divmod(np.unique(rows * len(counts) + indices), len(counts))
+        if len(once) < len(indices) and kind in ("number", "boolean") and split.repeated is None:
+            split.repeated = (file, before + int(np.flatnonzero(np.bincount(rows) > np.bincount(of_row))[0]) + 1)
+        counts = np.bincount(once)
     firsts = np.unique(indices, return_index=True)[1]
     values = encoded.dictionary.to_pylist()
     split.kinds.setdefault((file.path, kind), (file, before + int(rows[0]) + 1, values[0]))

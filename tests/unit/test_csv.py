@@ -1,6 +1,8 @@
 """CSV as people write it: the text as written, or a refusal with its place."""
 
+import bz2
 import csv
+import gzip
 import io
 from pathlib import Path
 
@@ -63,6 +65,22 @@ def test_csv_columns_are_strings_in_the_order_asked(write: Write) -> None:
 def test_csv_long_text_is_read_whole(write: Write) -> None:
     text = "word " * 200_000
     assert rows(write("a.csv", f'text,label\n"{text}",a\n')) == [(text, "a")]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (gzip.compress(b"text,label\nx,a\n"), "is gzip data, no text; end its name in .gz"),
+        (bz2.compress(b"text,label\nx,a\n"), "is bzip2 data, no text; end its name in .bz2"),
+        (pa.compress(b"text,label\nx,a\n", "zstd", asbytes=True), "is Zstandard data, no text; end its name in .zst"),
+        (b"PK\x03\x04\x14\0\0\0\x08\0\xff\xff", "is a zip archive, as Excel writes too, no text; unpack it, or save"),
+        (b"PAR1\x15\x04\xff", "is Parquet, no text; end its name in .parquet"),
+        (b"PK gr\xfcn,label\n", "is not utf-8; give the file's encoding"),
+    ],
+)
+def test_what_is_no_text_is_called_what_it_is(write: Write, content: bytes, words: str) -> None:
+    for name in ("a.csv", "a.jsonl"):
+        assert words in problem(write(name, content))
 
 
 def test_latin1_is_refused_with_the_byte_position_and_read_when_configured(write: Write) -> None:

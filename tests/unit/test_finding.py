@@ -152,3 +152,11 @@ def test_a_file_and_a_link_to_it_are_read_once(tree: Path) -> None:
     (tree / "0.csv").symlink_to("a.csv")
     assert names(files.find(f"{tree}/?.csv", data(), STORAGE), tree) == ["a.csv", "b.csv"]
     assert names(files.find(f"{tree}/0.csv", data(), STORAGE), tree) == ["0.csv"]
+
+
+def test_a_folder_may_have_wildcard_characters_in_its_name(write: Write, tmp_path: Path) -> None:
+    for name in ("run[1]/a.csv", "run1/b.csv", "what?/sub/c.csv"):
+        write(name, "text,label\n")
+    for given, expected in (("run[1]", "run[1]/a.csv"), ("run[1]/", "run[1]/a.csv"), ("what?", "what?/sub/c.csv")):
+        assert names(files.find(f"{tmp_path}/{given}", data(), STORAGE), tmp_path) == [expected]
+        assert names(files.find(given, data(), STORAGE), tmp_path) == [expected]

@@ -4,6 +4,7 @@ import json
 import time
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -212,6 +213,24 @@ def test_multi_label_numbers_are_classes_by_value(write: Write) -> None:
     assert ids(config("multi-label", label_separator=";"), facts) == [[1, 0, 1], [1, 0, 0], [0, 1, 1]]
 
 
+def test_a_label_that_a_list_has_twice_is_one_of_that_row(write: Write) -> None:
+    write("train.csv", "text,label\nx,b|b|a\ny,b\n")
+    write("train.jsonl", labelled(["a", "a"], ["b"]))
+    facts = inspect(config("multi-label"))
+    assert facts.label_counts == {"train": {"a": 2, "b": 3}}
+    assert ids(config("multi-label"), facts) == [[1, 1], [0, 1], [1, 0], [0, 1]]
+
+
+@pytest.mark.parametrize("on", [1, 1.0, True])
+def test_lists_with_a_place_for_each_class_are_no_names(write: Write, on: Any) -> None:
+    off = type(on)(0)
+    write("train.jsonl", labelled([on, off], [off, on], [on, on]))
+    (found,) = problems(config("multi-label"))
+    assert found.startswith("data.train: train.jsonl row 3: the list has a place for each class; multi-label needs")
+    write("train.jsonl", labelled([on], [off, on], []))  # of two classes that are called so
+    assert ids(config("multi-label"), inspect(config("multi-label"))) == [[0, 1], [1, 1], [0, 0]]
+
+
 def test_multi_label_problems_name_the_row_of_the_list(write: Write) -> None:
     write("train.jsonl", labelled(["a"], ["b", "c"]))
     write("test.jsonl", labelled([], ["a"], ["b", "d"], None))
@@ -222,6 +241,14 @@ def test_multi_label_problems_name_the_row_of_the_list(write: Write) -> None:
     assert problems(config("multi-label")) == [
         "data.train: train.jsonl row 2: a label in the list is null; leave it out"
     ]
+    hidden = pa.array([["a", "b"], None, ["b", None]], pa.list_(pa.string(), 2))  # with two places behind the null too
+    write("train.jsonl", "")
+    write("train.parquet", pa.table({"text": ["x", "y", "z"], "label": hidden}))
+    assert [problem.partition(": ")[2] for problem in problems(config("multi-label"))] == [
+        "train.parquet row 2: label column 'label' is null; each row needs a label",
+        "train.parquet row 3: a label in the list is null; leave it out",
+    ]
+    Path("train.parquet").unlink()
     write("train.jsonl", labelled([], []))
     assert problems(config("multi-label")) == ["data.train: no label in column 'label'; multi-label needs 1 or more"]
     write("train.jsonl", labelled(1, 2))
