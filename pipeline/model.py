@@ -127,6 +127,9 @@ def load_config(model: Model, storage: Storage, labels: list[str] | None = None)
         config = AutoConfig.from_pretrained(
             source, revision=model.revision, local_files_only=hub.silent(), trust_remote_code=False
         )
+        named = config.architectures or []
+        if not isinstance(named, list | str) or not all(isinstance(name, str) for name in named):
+            raise ValueError(f"architectures is {named!r}, no list of names")
     except Exception as error:  # a damaged file raises whatever its first use happens to
         raise UserError(f"model.path: {model.path} cannot be loaded: {first_line(error)}") from error
     known = {*config.to_dict(), *config.attribute_map} - {"model_type", "transformers_version", "architectures"}
@@ -259,11 +262,9 @@ def describe(model: Model, storage: Storage) -> ModelFacts:
     if (found := getattr(config, "num_hidden_layers", 1)) < 1:
         raise UserError(f"model.config.num_hidden_layers: found {found}, expected an integer of at least 1")
     limits = [tokenizer.model_max_length] if tokenizer.model_max_length < 1_000_000 else []
-    own_size = model.from_scratch or model.task == "causal-lm"
-    if own_size and len(tokenizer) > config.vocab_size:
-        raise UserError(
-            f"model.path: the tokenizer of {model.path} has {len(tokenizer)} tokens, the model {config.vocab_size}"
-        )
+    size = getattr(config, "vocab_size", None)
+    if size is not None and len(tokenizer) > size:
+        raise UserError(f"model.path: the tokenizer of {model.path} has {len(tokenizer)} tokens, the model {size}")
     positions = getattr(config, "max_position_embeddings", None)
     if positions:
         # RoBERTa's positions start after the padding token's.

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pipeline.config import Model, Storage
 from pipeline.errors import UserError
@@ -25,6 +25,8 @@ def check_weights(model: Model, storage: Storage) -> None:
     Raises:
         UserError: a file is damaged or missing, or weights do not fit and would be left random.
     """
+    import torch
+
     wanted = outline(model, storage)
     folder = Path(locate(model, storage))
     if model.from_scratch or not folder.is_dir() or (folder / "adapter_config.json").exists():
@@ -41,6 +43,18 @@ def check_weights(model: Model, storage: Storage) -> None:
     ]
     layers = {found[1] for name, _ in wanted.named_parameters() if (found := LAYER.match(name))}
     there = {found[1] for name in shapes if (found := LAYER.match(name))}
+    body = [name for name, _ in wanted.named_parameters() if name.startswith(prefix)]
+    if body and not any(name in shapes for name in body):
+        _refuse(model, wanted, body, body)
+    # Weights that are tied may lie under the name of any of them.
+    wrong += [
+        f"there is none for {name}.weight"
+        for name, module in wanted.named_modules()
+        if isinstance(module, torch.nn.Embedding)
+        and module.num_embeddings == getattr(wanted.config, "vocab_size", None)
+        and f"{name}.weight" not in shapes
+        and [*module.weight.shape] not in shapes.values()
+    ]
     if layers & there:  # names of another version of transformers are not compared
         wrong += [f"there are none for {layer}" for layer in sorted(layers - there)]
     if wrong:
@@ -52,6 +66,13 @@ def _explain(model: Model, wrong: list[str]) -> str:
     return (
         f"model.path: the weights of {model.path} do not fit its configuration with model.config {model.config}: "
         f"{wrong[0]}{more}; expected weights for all of it, or model.from_scratch: true"
+    )
+
+
+def _refuse(model: Model, module: Any, absent: list[str], body: list[str]) -> NoReturn:
+    raise UserError(
+        f"model.path: {len(absent)} of {len(body)} weights of a {type(module).__name__} are not in {model.path}, "
+        f"e.g. {absent[0]}; expected the weights of that kind of model, or model.from_scratch: true"
     )
 
 
@@ -78,19 +99,24 @@ def check_loaded(model: Model, loaded: Any, report: dict[str, Any]) -> None:
     """A new head is expected; a body that starts at random would train, and be silently worse.
 
     Raises:
-        UserError: of the body's weights, most or any of a layer's were not in the files, or have another shape.
+        UserError: of the body's weights, most or any of a layer's or an embedding's were not in the files, or have
+            another shape.
     """
+    import torch
+
     new = {*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])}
     body = [name for name, _ in loaded.named_parameters() if name.startswith(f"{loaded.base_model_prefix}.")]
     shapes = {name: f"{name} has the shape {[*old]}, not {[*now]}" for name, old, now in report["mismatched_keys"]}
     wrong = [shapes[name] for name in body if name in shapes]
-    wrong += [f"there is none for {name}" for name in body if name in report["missing_keys"] and LAYER.match(name)]
+    tables = {f"{name}.weight" for name, module in loaded.named_modules() if isinstance(module, torch.nn.Embedding)}
+    wrong += [
+        f"there is none for {name}"
+        for name in body
+        if name in report["missing_keys"] and (LAYER.match(name) or name in tables)
+    ]
     if wrong and len(wrong) * 2 <= len(body):
         raise UserError(_explain(model, wrong))
     absent = [name for name in body if name in new]
     if len(absent) * 2 > len(body):
-        raise UserError(
-            f"model.path: {len(absent)} of {len(body)} weights of a {type(loaded).__name__} are not in {model.path}, "
-            f"e.g. {absent[0]}; expected the weights of that kind of model, or model.from_scratch: true"
-        )
+        _refuse(model, loaded, absent, body)
     LOGGER.info("weights that start at random: %s", ", ".join(sorted(new)) or "none")
