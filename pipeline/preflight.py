@@ -12,7 +12,7 @@ from pipeline.data.engine import train_shape
 from pipeline.data.inspect import Facts, inspect
 from pipeline.data.survey import survey
 from pipeline.errors import PipelineError, UserError
-from pipeline.metrics import best_of, check_names, names_of
+from pipeline.metrics import best_of, check_modules, check_names, names_of
 from pipeline.model import ModelFacts, describe, outline
 from pipeline.probe import Step, probe
 from pipeline.storage import open_store
@@ -147,6 +147,7 @@ def _metrics(config: Config) -> tuple[str, bool]:
     problems = check_names(config.metrics, config.model.task)
     if problems:
         raise UserError(*problems)
+    check_modules(names_of(config.metrics, config.model.task), config.model.task)
     name, mode = best_of(config.metrics, config.model.task)
     return f"{', '.join(names_of(config.metrics, config.model.task))}; best by {mode} {name}", True
 

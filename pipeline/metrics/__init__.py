@@ -4,6 +4,6 @@
 """
 
 from pipeline.metrics.names import best_of, check_names, default_names, names_of
-from pipeline.metrics.scorer import Scorer
+from pipeline.metrics.scorer import Scorer, check_modules
 
-__all__ = ["Scorer", "best_of", "check_names", "default_names", "names_of"]
+__all__ = ["Scorer", "best_of", "check_modules", "check_names", "default_names", "names_of"]

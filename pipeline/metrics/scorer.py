@@ -1,14 +1,16 @@
 """Predictions of all validation rows to metrics."""
 
+import sys
 import tempfile
 import uuid
+from contextlib import redirect_stdout
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.config import Task
-from pipeline.errors import RunError
+from pipeline.errors import RunError, UserError
 from pipeline.metrics.names import keys_of, module_file
 
 Numbers = npt.NDArray[Any]
@@ -30,15 +32,17 @@ class Scorer:
 
         `predictions` are logits, (rows, num_labels), or what was chosen: class numbers (rows,), numbers (rows,) or
         (rows, 1), for multi-label 0 and 1 (rows, num_labels). `references` are class numbers, numbers, or 0 and 1 of
-        that shape. A multi-label logit above 0, which is a sigmoid above 0.5, is a 1. Where a prediction is NaN every
-        metric of ours is NaN: a model that has broken down must not score as if it had chosen class 0.
+        that shape. A multi-label logit above 0, which is a sigmoid above 0.5, is a 1. Where a prediction is NaN, or an
+        infinite number of a regression, every metric of ours is NaN: a model that has broken down must not score as if
+        it had chosen class 0.
 
         Raises ValueError for no rows or row counts that differ, RunError for a user's module that fails.
         """
         found, wanted = np.asarray(predictions), np.asarray(references)
         if len(found) == 0 or len(found) != len(wanted):
             raise ValueError(f"{len(found)} predictions for {len(wanted)} rows")
-        broken = found.dtype.kind == "f" and bool(np.isnan(found).any())
+        good = np.isfinite if self.task == "regression" else lambda numbers: ~np.isnan(numbers)
+        broken = found.dtype.kind == "f" and not bool(good(found).all())
         found, wanted = self._decided(found, wanted)
         results: dict[str, float] = {}
         for name, metric in self._metrics.items():
@@ -61,6 +65,20 @@ class Scorer:
         return chosen.astype(np.int64), wanted.astype(np.int64)
 
 
+def check_modules(names: list[str], task: Task) -> None:
+    """Raises UserError for each module of the user's own that cannot be loaded; it is run for that, as it will be."""
+    problems = []
+    for name in names:
+        if keys_of(name) is None:
+            try:
+                with redirect_stdout(sys.stderr):  # not into `check --json`
+                    _load(name, task)
+            except RunError as error:
+                problems += error.problems
+    if problems:
+        raise UserError(*problems)
+
+
 def _load(name: str, task: Task) -> Any:
     if keys_of(name) is not None:
         from pipeline.metrics.score import Score
@@ -76,8 +94,9 @@ def _load(name: str, task: Task) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         try:
             return evaluate.load(str(file), keep_in_memory=True, experiment_id=uuid.uuid4().hex, cache_dir=folder)
-        except Exception as error:  # anything that a user's own code raises
-            raise RunError(f"metrics.names: {name!r} cannot be loaded: {error}") from error
+        except (Exception, SystemExit) as error:  # anything that a user's own code raises
+            words = (str(error).strip().splitlines() or [""])[0]
+            raise RunError(f"metrics.names: {name!r} cannot be loaded: {type(error).__name__}: {words}") from error
 
 
 def _own(name: str, metric: Any, found: Numbers, wanted: Numbers) -> dict[str, float]:

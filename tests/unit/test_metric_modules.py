@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import Metrics, Task
-from pipeline.errors import RunError
-from pipeline.metrics import Scorer, best_of, check_names
+from pipeline.errors import RunError, UserError
+from pipeline.metrics import Scorer, best_of, check_modules, check_names
 
 ROOT = Path(__file__).resolve().parents[2]
 CLASSIFICATION = ["accuracy", "f1", "precision", "recall", "matthews_correlation"]
@@ -55,7 +55,7 @@ sys.modules["transformers"] = None  # evaluate imports its pipelines, which take
 warnings.simplefilter("error")
 import evaluate, numpy, json
 del sys.modules["transformers"]
-from pipeline.errors import RunError
+from pipeline.errors import RunError, UserError
 from pipeline.metrics import Scorer
 own, score = sys.argv[1:]
 scorer = Scorer(["accuracy", own], "text-classification", 2)
@@ -88,6 +88,32 @@ def test_modules_load_offline_in_several_processes_with_a_home_that_cannot_be_wr
         assert results[0] == {"accuracy": 0.75, "share": 0.75}
         assert results[1] == {"f1": pytest.approx(0.8)}
         assert results[2] == f"metric {str(own)!r} failed: ValueError: only 0 and 1"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("this is no Python", "SyntaxError"), ("import no_such_module_here", "no_such_module_here"),
+        ("raise SystemExit('out')", "SystemExit: out"), ("number = 1", ""),
+    ],
+)  # fmt: skip
+def test_a_module_that_cannot_be_loaded_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, words: str
+) -> None:
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    module = tmp_path / "own.py"
+    module.write_text(content)
+    with pytest.raises(UserError) as caught:
+        check_modules(["accuracy", str(module)], "text-classification")
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"metrics.names: {str(module)!r} cannot be loaded: ")
+    assert words in problem
+    assert "\n" not in problem
+
+
+def test_a_module_in_the_home_of_nobody_is_no_module_file() -> None:
+    (problem,) = check_names(Metrics(names=["~nobody-here/own.py"]), "text-classification")
+    assert "is no known metric and no module file" in problem
 
 
 def test_a_module_that_is_not_on_this_machine_is_said(tmp_path: Path) -> None:

@@ -175,9 +175,10 @@ def test_correlation_with_a_constant_is_zero_without_a_warning(found: list[float
     assert scores == {"pearson": 0.0, "spearman": 0.0}
 
 
-def test_nan_predictions_give_nan() -> None:
-    scores = Scorer(["mse", "pearson"], "regression", 1).compute(
-        np.array([np.nan, 1], np.float32), np.array([1.0, 2.0])
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+def test_predictions_that_are_no_finite_number_give_nan(broken: float) -> None:
+    scores = Scorer(["mse", "pearson", "spearman", "mae"], "regression", 1).compute(
+        np.array([broken, 1], np.float32), np.array([1.0, 2.0])
     )
     assert all(math.isnan(value) for value in scores.values())
 
