@@ -13,7 +13,7 @@ from pipeline.data.inspect import Facts, inspect
 from pipeline.data.survey import survey
 from pipeline.errors import PipelineError, UserError
 from pipeline.metrics import best_of, check_modules, check_names, names_of
-from pipeline.model import ModelFacts, describe, outline
+from pipeline.model import ModelFacts, describe, load_tokenizer, outline
 from pipeline.probe import Step, probe
 from pipeline.storage import open_store
 from pipeline.strategy import files
@@ -172,6 +172,15 @@ def _model(config: Config) -> tuple[str, ModelFacts]:
         raise UserError(
             f"data.max_length: {config.data.max_length} is more than {config.model.path} takes, {limit} tokens"
         )
+    if config.model.task != "causal-lm":
+        # With fewer tokens than these the tokenizer cuts nothing.
+        tokenizer = load_tokenizer(config.model, config.storage)
+        special = tokenizer.num_special_tokens_to_add(config.data.columns.text_pair is not None)
+        if config.data.max_length <= special:
+            raise UserError(
+                f"data.max_length: {config.data.max_length} leaves no token for text beside the {special} special ones "
+                f"of {config.model.path}; expected {special + 1} or more"
+            )
     if config.model.lora.r is not None:
         from pipeline import lora
 

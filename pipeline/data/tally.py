@@ -179,7 +179,7 @@ def _numbers_as_text(texts: pa.Array, place: str, before: int, named: str, file:
     except pa.ArrowInvalid:
         for row, text in enumerate(texts, before + 1):
             try:
-                text.cast(pa.float64())
+                _finite(pa.array([text.cast(pa.float64()).as_py()]), place, row - 1, named, file, ledger)
             except pa.ArrowInvalid:
                 line = f"{place}{row}: {named} has {shown(text.as_py())}; regression needs a number such as 1.5"
                 ledger.note(("number", file.path), line)

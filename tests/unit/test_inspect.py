@@ -185,6 +185,14 @@ def test_regression_refuses_what_is_no_finite_number(write: Write, cells: list[s
     assert f"train.csv row {row}: label column 'label' has {words}" in found
 
 
+def test_regression_tells_all_that_is_no_finite_number_at_once(write: Write) -> None:
+    write("train.csv", "text,label\na,1\nb,two\nc,nan\nd,1e39\n")
+    assert problems(config("regression")) == [
+        "data.train: train.csv row 2: label column 'label' has 'two'; regression needs a number such as 1.5",
+        "data.train: train.csv row 3: label column 'label' has nan; regression needs a finite number (2 such rows)",
+    ]
+
+
 def test_regression_refuses_typed_texts_and_booleans(write: Write) -> None:
     write("train.jsonl", labelled(1.5, "2.5", True))
     assert [problem[:80] for problem in problems(config("regression"))] == [

@@ -13,6 +13,8 @@ from pipeline.launch import check
 from pipeline.settings import load
 from tests.unit.conftest import TEXTS
 
+PAIRS = "text,b,category\none two three,four five,a\nsix,seven,b\n"
+
 
 def _problems(*overrides: str) -> list[str]:
     return [row.found for row in check(load(None, list(overrides), {})) if not row.passed]
@@ -33,6 +35,8 @@ def test_a_good_job_passes_every_check(files: Callable[..., list[str]]) -> None:
         (TEXTS + "y,\n", TEXTS, [], ["train.csv", "row 9"]),
         (TEXTS, "text,category\nx,c\n", [], ["validation.csv", "'c'"]),
         (TEXTS, TEXTS, ["data.max_length=4096"], ["data.max_length: 4096", "512"]),
+        (TEXTS, TEXTS, ["data.max_length=2"], ["data.max_length: 2 leaves no token", "the 2 special", "expected 3 or"]),
+        (PAIRS, PAIRS, ["data.max_length=2", "data.columns.text_pair=b"], ["data.max_length: 2", "expected 4 or more"]),
         (TEXTS, TEXTS, ["metrics.names=[acuracy]"], ["acuracy", "accuracy"]),
         (TEXTS, TEXTS, ["model.path=package:no_such_package"], ["model.path", "no_such_package"]),
         (TEXTS, TEXTS, ["model.config={hidden_dropout: 0.1}"], ["model.config.hidden_dropout", "bert"]),
