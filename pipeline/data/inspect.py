@@ -136,7 +136,8 @@ def _named(split: Split, label_type: str, ledger: Ledger) -> dict[str, Seen]:
             continue
         name = reading(value) if kind == "csv" else class_name(value)
         if name is None and kind == "number":
-            line = f"{place} {value} is no whole number, so no class; for numbers set model.task to regression"
+            rounded = "" if value != value // 1 else " for certain, as one with a point beside it is rounded at this size"
+            line = f"{place} {value} is no whole number{rounded}, so no class; for numbers set model.task to regression"
             ledger.note(("fraction", seen.file.path), line, seen.count)
         elif name is None or kind not in ("csv", {"integer": "number"}.get(label_type, label_type)):
             continue

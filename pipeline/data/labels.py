@@ -17,6 +17,8 @@ from pipeline.errors import UserError
 
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(?:\.0+)?")
 """Texts of a CSV that are whole numbers; `1.0` is what many programs write for 1 when a column has gaps. Not `007`."""
+EXACT = 2**53
+"""Floats below it are the whole numbers that were written. Others may stand for several, and so for several classes."""
 NO_LABEL = ("-1", "-100")
 """Numbers by which data sets mark rows without a label."""
 
@@ -35,13 +37,13 @@ def kind_of(column: pa.DataType) -> str:
 
 
 def class_name(value: Any) -> str | None:
-    """The name of the class that a label stands for; None for numbers that are not whole."""
+    """The name of the class that a label stands for; None for numbers that are not whole, or rounded perhaps."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
-        return str(int(value)) if value.is_integer() else None
+        return str(int(value)) if value.is_integer() and abs(value) < EXACT else None
     return str(value)
 
 

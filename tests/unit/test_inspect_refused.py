@@ -247,3 +247,14 @@ def test_the_number_of_problems_is_bounded(write: Write) -> None:
     found = problems(config(validation="test.csv"))
     assert len(found) == 31
     assert found[-1] == "and 70 more problems"
+
+
+def test_whole_numbers_that_a_number_with_a_point_has_rounded_are_no_classes(write: Write) -> None:
+    # Of two classes one would be made, or one that the workers do not find in their smaller tables.
+    write("train.jsonl", labelled(2**53 + 1, 2**53, 1.0))
+    (found,) = problems(config())
+    assert "train.jsonl row 1: label 9007199254740992.0 is no whole number for certain" in found
+    write("train.jsonl", labelled(2**53 + 1, 2**53, 1))
+    assert inspect(config()).labels == ["1", str(2**53), str(2**53 + 1)]
+    write("train.jsonl", labelled(float("inf"), 1))
+    assert "row 1: label inf is no whole number, so no class" in problems(config())[0]
