@@ -13,6 +13,8 @@ from pipeline.errors import RunError, UserError
 PARTIAL = ".partial-"
 # Of a disk, not of a mistake in the program.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# Of a rename, which replaces nothing but an empty folder.
+FILLED = {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}
 
 
 @contextmanager
@@ -49,7 +51,7 @@ def filled(folder: Path) -> Iterator[Path]:
         if is_there:
             _move_into(partial, folder, scratch)
         else:
-            partial.rename(folder)
+            _rename(partial, folder)
         made.clear()
     except OSError as error:
         if error.errno not in NO_ROOM:
@@ -72,6 +74,15 @@ def _is_there(folder: Path) -> bool:
         if path.exists() and not path.is_dir():
             raise UserError(f"DIR: {path} is a file, not a folder")
     return False
+
+
+def _rename(partial: Path, folder: Path) -> None:
+    try:
+        partial.rename(folder)
+    except OSError as error:
+        if error.errno in FILLED:
+            raise UserError(f"DIR: {folder} is no longer empty; another command writes there") from error
+        raise
 
 
 def _move_into(partial: Path, folder: Path, scratch: Path) -> None:

@@ -51,6 +51,10 @@ class State:
             return replace(self, stopped_early=False, stale=0, total_steps=steps)
         return replace(self, total_steps=steps)
 
+    def is_evaluated(self) -> bool:
+        """Whether there are metrics of this very step."""
+        return bool(self.history) and self.history[-1]["step"] == self.step
+
     def to_json(self) -> dict[str, Any]:
         """As a dictionary for JSON, which has null for a metric that is NaN."""
         return {str(key): plain(value) for key, value in asdict(self).items()}
@@ -111,6 +115,11 @@ def fit(parts: Parts, state: State, clock: Clock) -> State:
     state = state.of_run(parts.steps)
     batches = parts.batches.train(state.step) if state.step < parts.steps and not state.stopped_early else iter(())
     pending: list[tuple[dict[str, Any], torch.Tensor, torch.Tensor]] = []
+    if state.step >= parts.steps and parts.batches.validation_plan is not None and not state.is_evaluated():
+        # A run that was cut short, at a step that it had reached: its metrics are those of the model it ends with.
+        state, _ = best_so_far(parts, state, evaluate(parts))
+        activity.mark("saving", state.step, checkpoint.upload_timeout_s)
+        parts.run.report(state, True)
     while state.step < parts.steps and not state.stopped_early:
         began = time.perf_counter()
         step = plan.step(state.step, parts.multiple)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
-from pipeline import cluster
+from pipeline import cluster, records, tracking
 from pipeline import run as runs
 from pipeline.config import Config, Data
 from pipeline.data.engine import train_shape
@@ -216,7 +216,7 @@ def _storage(config: Config) -> tuple[str, list[Step]]:
 def _existing(config: Config, facts: Facts) -> tuple[str, tuple[bool, str | None]]:
     folder = runs.RunFolder.of(config)
     before = folder.started_with()
-    result, seen = folder.result()
+    _, seen = folder.result()
     if before is None:
         return "new", (False, seen)
     found = runs.differences(*before, config, facts)
@@ -225,8 +225,10 @@ def _existing(config: Config, facts: Facts) -> tuple[str, tuple[bool, str | None
             *(f"run.name: {config.run.name} exists and differs; {difference}" for difference in found),
             f"run.name: take another name for another job, or make the differing fields those of {config.run.name}",
         )
-    if result and result["status"] == "finished" and _is_done(result, config):
-        return f"complete after {result['steps']} steps", (True, seen)
+    final = records.final(folder.store)
+    if final and final["status"] == "finished" and _is_done(final, config):
+        return f"complete after {final['steps']} steps", (True, seen)
+    tracking.merged(folder.store, 0)  # read at the end, when it would be late to find a part damaged
     return "to be continued", (False, seen)
 
 

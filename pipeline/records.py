@@ -5,6 +5,7 @@ Whatever else is found in one of these files, by whom it may have been changed, 
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from typing import Annotated, Any, get_type_hints
 
@@ -116,6 +117,12 @@ def result(store: Store) -> tuple[dict[str, Any], str] | None:
     return (parsed(store, RESULT, found[0], _Result), found[1]) if found else None
 
 
+def final(store: Store) -> dict[str, Any] | None:
+    """`result.json`, None while there is none or a newer attempt goes on from it. Raises UserError if it is damaged."""
+    found = result(store)
+    return found[0] if found and found[0]["attempts"] >= max(attempts(store), default=0) else None
+
+
 def manifest(store: Store, name: str, content: bytes) -> dict[str, Any]:
     """The manifest of a checkpoint. Raises UserError if it is damaged."""
     return parsed(store, name, content, _Manifest)
@@ -125,6 +132,21 @@ def best_step(store: Store, name: str) -> int | None:
     """The step of the best evaluation so far, as a `state.json` has it. Raises UserError if it is damaged."""
     step: int | None = parsed(store, name, store.read(name), _State)["best_step"]
     return step
+
+
+def lines(store: Store, name: str) -> Iterator[dict[str, Any]]:
+    """The lines of a part of the metrics, each with its step. Raises UserError if the part is damaged."""
+    number = 0
+    for number, text in enumerate(store.read(name).splitlines(), 1):
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise damaged(store, name, f"line {number}: {error}") from error
+        if not isinstance(line, dict) or type(line.get("step")) is not int:
+            raise damaged(store, name, f"line {number}: has no step")
+        yield line
+    if not number:  # a recorder writes when it has lines
+        raise damaged(store, name, "is empty")
 
 
 def attempts(store: Store) -> dict[int, str]:

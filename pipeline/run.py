@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from pipeline import checkpoint, records, settings
+from pipeline import checkpoint, records, settings, tracking
 from pipeline.config import Config
 from pipeline.data.engine import train_shape
 from pipeline.data.inspect import Facts
@@ -87,8 +87,13 @@ class RunFolder:
             return attempt
 
     def attempts(self) -> int:
-        """The newest attempt's number, 0 if there was none."""
-        return max(records.attempts(self.store), default=0)
+        """The newest attempt's number, 0 if there was none.
+
+        Also by what an attempt left, should its own file be lost: a number given twice would write over the lines of
+        the first, and checkpoints of a lower number are older ones.
+        """
+        saved = (name.attempt for folder in self.store.folders() if (name := checkpoint.Name.parse(folder)))
+        return max([*records.attempts(self.store), *saved, *tracking.attempts(self.store)], default=0)
 
     def result(self) -> tuple[dict[str, Any] | None, str | None]:
         """`result.json` and its tag, or None and None. Raises UserError if it is damaged."""
@@ -130,7 +135,11 @@ class RunFolder:
     def _left_behind(self) -> list[str]:
         """What only a run has that was once started; a start that ended between its first writes left none of it."""
         names = map(checkpoint.Name.parse, self.store.folders())
-        kept = {RESULT: self.store.exists(RESULT), "attempts": self.attempts() > 0, "checkpoints": any(names)}
+        kept = {
+            RESULT: self.store.exists(RESULT),
+            "attempts": bool(records.attempts(self.store)),
+            "checkpoints": any(names),
+        }
         return [name for name, found in kept.items() if found]
 
 

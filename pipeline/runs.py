@@ -1,6 +1,7 @@
 """Runs read back from storage: list, describe, export, copy."""
 
 import logging
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,12 +42,15 @@ def opened(address: str | None, source: str = "STORAGE") -> Iterator[Store]:
     if not address:
         raise UserError(f"{source}: is empty; expected a folder of runs or s3://bucket/prefix")
     place = resolve(Storage(path=address), source)
-    folder = Path(place.path or "")
     if not str(place.path).startswith("s3://"):
-        if folder.is_file():
+        try:
+            mode = Path(place.path or "").stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            raise UserError(f"{source}: {address}: no such folder") from None
+        except OSError as error:  # a name that is too long, a folder that may not be entered
+            raise UserError(f"{source}: {address[:200]}: cannot be read: {error.strerror}") from error
+        if not stat.S_ISDIR(mode):
             raise UserError(f"{source}: {address} is a file, expected a folder of runs")
-        if not folder.is_dir():
-            raise UserError(f"{source}: {address}: no such folder")
     yield open_store(place)
 
 
@@ -103,7 +107,7 @@ def _summary(run: Store, name: str) -> dict[str, Any] | None:
             raise records.damaged(run, OWNER, "is missing")
         return None
     row: dict[str, Any] = {"run": name, "status": "unfinished", "started": owner["started"]}
-    result, _ = records.result(run) or (None, None)
+    result = records.final(run)
     if result:
         best = next((entry for entry in result["history"] if _at(entry, result["best_checkpoint"])), None)
         row |= {"status": result["status"], "steps": result["steps"], "epochs": round(result["epochs"], 2)}
@@ -120,7 +124,7 @@ def _at(entry: dict[str, Any], name: str) -> bool:
 
 def describe(run: Store) -> dict[str, Any]:
     """Result, checkpoints and logs of a run; `result` is None while it is unfinished."""
-    result, _ = records.result(run) or (None, None)
+    result = records.final(run)
     return {
         "uri": run.uri,
         "status": result["status"] if result else "unfinished",
@@ -211,7 +215,7 @@ def _of_the_model(file: str) -> bool:
 
 def _best(run: Store, complete: list[checkpoint.Name]) -> checkpoint.Name:
     """The best checkpoint; the last one of a run that has evaluated nothing. Raises UserError if it is gone."""
-    result, _ = records.result(run) or (None, None)
+    result = records.final(run)
     wanted: checkpoint.Name | int | None
     if result:
         wanted = checkpoint.Name.parse(result["best_checkpoint"])

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+from pipeline import records
 from pipeline.errors import StorageError
 from pipeline.storage import Store
 
@@ -42,6 +43,9 @@ class Recorder:
         self._size = 0
         self._dirty = False
         self._lock = threading.Lock()
+        # One write after the other: an older one that is tried again would else land on a newer one, and a checkpoint
+        # would be complete while the lines of its steps are still on their way.
+        self._writing = threading.Lock()
 
     def add(self, line: dict[str, Any]) -> None:
         """Keep a line; it is in storage after the next flush."""
@@ -56,37 +60,50 @@ class Recorder:
             self._dirty = True
 
     def flush(self) -> None:
-        """Write what is new.
+        """Write what is new; when it returns, all lines of before are in storage, whichever thread wrote them.
 
         Raises:
             StorageError: the store failed for longer than it is tried.
         """
-        with self._lock:
-            if not self._dirty:
-                return
-            data, name = b"".join(self._lines), self._name()
-            count, self._dirty = len(self._lines), False
-        try:
-            self._run.write(name, data)
-        except StorageError:
-            self._dirty = True
-            raise
-        with self._lock:
-            if len(data) >= PART_BYTES:
-                self._lines = self._lines[count:]
-                self._part += 1
+        with self._writing:
+            with self._lock:
+                if not self._dirty:
+                    return
+                data, name = b"".join(self._lines), self._name()
+                count, self._dirty = len(self._lines), False
+            try:
+                self._run.write(name, data)
+            except StorageError:
+                self._dirty = True
+                raise
+            with self._lock:
+                if len(data) >= PART_BYTES:
+                    self._lines = self._lines[count:]
+                    self._part += 1
 
     def _name(self) -> str:
         return f"metrics/attempt-{self._attempt:03d}{'' if self._part == 1 else f'-{self._part:04d}'}.jsonl"
 
 
+def _parts(run: Store) -> list[tuple[int, str]]:
+    """Attempts and names of what recorders wrote, in order."""
+    return sorted((int(found[1]), entry.name) for entry in run.list("metrics") if (found := PART.fullmatch(entry.name)))
+
+
+def attempts(run: Store) -> set[int]:
+    """The attempts that left lines."""
+    return {attempt for attempt, _ in _parts(run)}
+
+
 def merged(run: Store, last_step: int) -> list[dict[str, Any]]:
-    """The lines of all attempts up to `last_step`, in order of steps; of a repeated one the newest attempt's."""
+    """The lines of all attempts up to `last_step`, in order of steps; of a repeated one the newest attempt's.
+
+    Raises:
+        UserError: a part is damaged.
+    """
     kept: dict[tuple[int, bool], dict[str, Any]] = {}
-    parts = [(int(found[1]), entry.name) for entry in run.list("metrics") if (found := PART.fullmatch(entry.name))]
-    for _, name in sorted(parts):
-        for text in run.read(name).splitlines():
-            line = json.loads(text)
+    for _, name in _parts(run):
+        for line in records.lines(run, name):
             if line["step"] <= last_step:
                 kept[line["step"], "learning_rate" not in line] = line
     return [kept[key] for key in sorted(kept)]

@@ -4,6 +4,7 @@ import csv
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,5 +98,22 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Co
             "scaling": {"workers": 1},
         }
         return _configured(values, sections)
+
+    return make
+
+
+@pytest.fixture
+def configured(job: Callable[..., Any], tmp_path: Path) -> Callable[..., Config]:
+    """Configurations of one job, 5 steps an epoch, in a folder of this test; arguments change sections."""
+
+    def make(storage: Path = tmp_path / "runs", **sections: dict[str, object]) -> Config:
+        defaults: dict[str, dict[str, object]] = {
+            "training": {"epochs": 2, "global_batch_size": 24, "learning_rate": 1e-3},
+            "run": {"name": "run"},
+            "storage": {"path": str(storage)},
+        }
+        merged = {name: {**defaults.get(name, {}), **sections.get(name, {})} for name in {*defaults, *sections}}
+        config: Config = job(rows=110, eval_rows=30, **merged)[0]
+        return config
 
     return make

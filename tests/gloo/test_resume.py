@@ -29,23 +29,6 @@ Jobs = Callable[..., Config]
 CAPACITY = Capacity(({"CPU": 8.0},), local=True)
 
 
-@pytest.fixture
-def configured(job: Callable[..., Any], tmp_path: Path) -> Jobs:
-    """Configurations of one job, 5 steps an epoch, in a folder of this test; arguments change sections."""
-
-    def make(storage: Path = tmp_path / "runs", **sections: dict[str, object]) -> Config:
-        defaults: dict[str, dict[str, object]] = {
-            "training": {"epochs": 2, "global_batch_size": 24, "learning_rate": 1e-3},
-            "run": {"name": "run"},
-            "storage": {"path": str(storage)},
-        }
-        merged = {name: {**defaults.get(name, {}), **sections.get(name, {})} for name in {*defaults, *sections}}
-        config: Config = job(rows=110, eval_rows=30, **merged)[0]
-        return config
-
-    return make
-
-
 def start(world: World, config: Config) -> Result:
     """What `pipeline train` does, with the workers on bare processes."""
     checks, prepared = preflight(config, CAPACITY)

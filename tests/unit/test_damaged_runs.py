@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pipeline import records
 from pipeline.config import Config, Storage
 from pipeline.data.inspect import inspect
 from pipeline.errors import PipelineError, UserError
@@ -209,6 +210,52 @@ def test_what_else_lies_in_the_folder_of_attempts_is_none(
     (row,) = summaries(store_at(tmp_path / "runs"))
     assert (row["status"], row["attempts"]) == ("unfinished", 1)
     assert [entry["attempt"] for entry in describe(folder.store)["attempts"]] == [1]
+
+
+@pytest.mark.parametrize("left", ["checkpoint-00000004-a007", "metrics/attempt-007-0002.jsonl"])
+def test_an_attempt_whose_own_file_was_lost_is_counted_by_what_it_left(
+    begun: Callable[[], Config], tmp_path: Path, left: str
+) -> None:
+    folder, run = RunFolder.of(begun()), tmp_path / "runs" / "banking77"
+    shutil.rmtree(run / "attempts")
+    (run / left).parent.mkdir(exist_ok=True)
+    (run / left).write_text('{"step": 1}\n') if left.endswith(".jsonl") else (run / left).mkdir()
+    folder = RunFolder(folder.store, records.owner(folder.store)["owner"])  # type: ignore[index]
+    assert (folder.attempts(), folder.claim_attempt(1)) == (7, 8)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b'{"step": 1}\n{"step": 2, "lo', "line 2: "),
+        (b"[]\n", "line 1: has no step"),
+        (b'{"step": "1"}\n', "line 1: has no step"),
+        (b"\xff\n", "line 1: "),
+    ],
+)
+def test_a_damaged_part_of_the_metrics_is_named_before_a_run_goes_on(
+    begun: Callable[[], Config], tmp_path: Path, content: bytes, words: str
+) -> None:
+    config, run = begun(), tmp_path / "runs" / "banking77"
+    (run / "metrics").mkdir()
+    (run / "metrics" / "attempt-001.jsonl").write_bytes(content)
+    (problem,) = problems_of(config)
+    assert problem.startswith(f"{run}/metrics/attempt-001.jsonl: is damaged: {words}")
+    assert problem.endswith("; restore it, or take another run.name")
+
+
+def test_a_finished_run_that_was_made_longer_and_lost_is_not_finished(tmp_path: Path) -> None:
+    run = stored.finished(tmp_path / "run")
+    (run / "attempts" / "002.json").write_text('{"attempt": 2}')
+    (row,) = summaries(store_at(tmp_path))
+    assert row == {"run": "run", "status": "unfinished", "started": stored.OWNER["started"], "attempts": 2}
+    found = describe(store_at(run))
+    assert (found["status"], found["result"]) == ("unfinished", None)
+    # The best one of the result may be gone by now; that of the newest state is not.
+    newest = run / "checkpoint-00000004-a002"
+    (run / stored.NAME).rename(newest)
+    assert export(store_at(run), tmp_path / "model", "best") == newest.name
 
 
 WITHOUT_HASHES = {name: {"size": len(content)} for name, content in stored.FILES.items()}

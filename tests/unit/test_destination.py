@@ -113,6 +113,19 @@ def test_a_folder_that_is_filled_meanwhile_is_left_as_it_is(tmp_path: Path) -> N
     assert (tmp_path / "a").read_text() == "theirs"
 
 
+def test_a_new_folder_that_somebody_else_makes_meanwhile_is_left_as_it_is(tmp_path: Path) -> None:
+    def overtaken() -> None:
+        with filled(tmp_path / "new") as partial:
+            (partial / "a").write_text("ours")
+            (tmp_path / "new").mkdir()
+            (tmp_path / "new" / "a").write_text("theirs")
+
+    with pytest.raises(UserError, match="no longer empty"):
+        overtaken()
+    assert below(tmp_path) == ["new", "new/a"]
+    assert (tmp_path / "new" / "a").read_text() == "theirs"
+
+
 def test_a_disk_that_is_full_is_told_as_such_and_not_as_a_store_that_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

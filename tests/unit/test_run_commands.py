@@ -27,6 +27,8 @@ RESULT = {key: value for key, value in stored.RESULT.items() if key != "uri"}
         (["list", ""], "STORAGE: is empty"),
         (["list", "no-such-folder"], "STORAGE: no-such-folder: no such folder"),
         (["list", "file"], "STORAGE: file is a file"),
+        (["list", "a" * 300], "STORAGE: " + "a" * 200 + ": cannot be read: File name too long"),
+        (["list", "file/below"], "STORAGE: file/below: no such folder"),
         (["list", "a\0b"], "STORAGE: 'a\\x00b' has white space"),
         (["show", "one", "--storage", ""], "--storage: is empty"),
         (["show", "one", "--storage", "nothing"], "--storage: nothing: no such folder"),
