@@ -201,6 +201,7 @@ class Reporter:
 
         def upload(local: Any, _: str) -> Any:
             try:
+                folder.check_owner()  # an attempt that was frozen shall not fill the store with what nobody reads
                 if place.rank == 0:
                     self._recorder.flush()
                 checkpoint.upload(

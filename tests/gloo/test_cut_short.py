@@ -1,4 +1,4 @@
-"""A run that was lost after a checkpoint and is started again: to end right there, or without its notes of attempts."""
+"""A run that was lost after a checkpoint and is started again: to end right there, without its notes, or elsewhere."""
 
 import json
 import shutil
@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gloo.test_resume import Jobs, Worlds, folder_of, start
+from pipeline.errors import RunError
+from tests.gloo.test_resume import Jobs, Worlds, folder_of, metric, start
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -46,3 +47,16 @@ def test_a_run_whose_notes_of_attempts_were_lost_loses_no_line_and_ends_with_its
     assert again.parameters_sha256 == whole.parameters_sha256
     lines = [json.loads(line) for line in folder_of(configured()).read("metrics.jsonl").splitlines()]
     assert [line["step"] for line in lines if "learning_rate" in line] == list(range(1, 11))
+
+
+def test_an_attempt_that_another_has_taken_over_from_sends_no_file_of_its_next_checkpoint(
+    world: Worlds, configured: Jobs, tmp_path: Path
+) -> None:
+    run = tmp_path / "runs" / "run"
+    taken_over = """Path("RUN").write_text('{"owner": "another", "started": "now"}') * 0.0"""
+    config = configured(
+        checkpoint={"every": 3}, metrics=metric(tmp_path, taken_over.replace("RUN", str(run / "owner.json")))
+    )
+    with pytest.raises(RunError, match="a newer attempt has taken over"):
+        start(world(1), config)
+    assert [path.name for path in run.glob("checkpoint-*")] == ["checkpoint-00000003-a001"]
