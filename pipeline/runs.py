@@ -146,10 +146,23 @@ def copy(run: Store, folder: Path, checkpoints: bool = False) -> int:
     for name in names:
         _write(folder / name, run.read(name))
     for saved in map(str, checkpoint.complete(run) if checkpoints else []):
-        files = checkpoint.download(run, saved, folder / saved)["files"]
-        _write(folder / saved / checkpoint.MANIFEST, run.read(f"{saved}/{checkpoint.MANIFEST}"))
+        with _kept():
+            files = checkpoint.download(run, saved, folder / saved)["files"]
+            _write(folder / saved / checkpoint.MANIFEST, run.read(f"{saved}/{checkpoint.MANIFEST}"))
         names += [*files, checkpoint.MANIFEST]
     return len(names)
+
+
+@contextmanager
+def _kept() -> Iterator[None]:
+    """For a block that reads a checkpoint, which a run that trains on may delete meanwhile."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        where = error.filename or error
+        raise RunError(
+            f"RUN: {where} was deleted while it was read, as the run goes on; start the command again"
+        ) from error
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -183,9 +196,10 @@ def model_into(run: Store, partial: Path, which: Literal["best", "last"], adapte
     if not complete:
         raise UserError(f"RUN: {run.uri} has no complete checkpoint to export")
     name = complete[-1]
-    if which == "best":
-        name = _best(run, complete)
-    checkpoint.download(run, name, partial, _of_the_model)
+    with _kept():
+        if which == "best":
+            name = _best(run, complete)
+        checkpoint.download(run, name, partial, _of_the_model)
     if not is_sharded(partial) and not any(partial.glob("*.safetensors")):
         raise RunError(f"{run.uri}/{name}: has no weights; its manifest was changed, so delete the folder")
     adapted = (partial / lora.BASE).exists()

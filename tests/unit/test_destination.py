@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import runs
+from pipeline import checkpoint, runs
 from pipeline.config import Storage
 from pipeline.destination import filled
 from pipeline.errors import RunError, StorageError, UserError
@@ -197,6 +198,21 @@ def test_a_run_is_copied_whole_with_its_checkpoints_or_without(
     status, _, err = run_cli(["runs", "copy", "run", "none", "--checkpoints"], capsys)
     assert (status, "sha256" in err) == (1, True)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("command", [["export"], ["export", "--checkpoint=last"], ["copy", "--checkpoints"]])
+def test_a_checkpoint_that_the_run_deletes_while_it_is_read_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    run = stored.finished(tmp_path / "run")
+    monkeypatch.setattr(checkpoint, "complete", lambda _: [checkpoint.Name(1, 4)])
+    shutil.rmtree(run / stored.NAME)
+    status, out, err = run_cli(["runs", command[0], str(run), str(tmp_path / "new"), *command[1:]], capsys)
+    (line,) = err.splitlines()
+    assert (status, out) == (1, "")
+    assert line.startswith(f"error: RUN: {run / stored.NAME}/")
+    assert line.endswith("was deleted while it was read, as the run goes on; start the command again")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_name_in_a_store_cannot_lead_out_of_dir(tmp_path: Path) -> None:
