@@ -2,7 +2,9 @@
 
 import logging
 import os
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -149,7 +151,10 @@ def _unfit(config: Config, capacity: Capacity) -> list[str]:
 
 @contextmanager
 def connected(config: Config) -> Iterator[Capacity]:
-    """Connect to the cluster, or start a local one for the block; waits for nodes that are still joining."""
+    """Connect to the cluster, or start a local one for the block; waits for nodes that are still joining.
+
+    Raises KeyboardInterrupt if the block is ended by a signal.
+    """
     import ray
 
     found = address()
@@ -163,7 +168,12 @@ def connected(config: Config) -> Iterator[Capacity]:
     os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "180")
     # Accelerators that are not reserved stay visible to tasks that reserve none, as Ray is going to do it anyway.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    before = signal.getsignal(signal.SIGTERM)
     _start(options)
+    in_main = threading.current_thread() is threading.main_thread()
+    if in_main:
+        # Ray's own answer is a dump of stacks, and SIGABRT.
+        signal.signal(signal.SIGTERM, _interrupted)
     try:
         capacity = _capacity(local=found is None)
         deadline = time.monotonic() + (0 if found is None else WAIT_FOR_NODES_S)
@@ -171,8 +181,18 @@ def connected(config: Config) -> Iterator[Capacity]:
             time.sleep(2)
             capacity = _capacity(local=False)
         yield capacity
+    except SystemExit as error:
+        # What Ray Train's own handler of Ctrl-C raises, with a status that says nothing.
+        raise KeyboardInterrupt from error
     finally:
         ray.shutdown()
+        if in_main:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _interrupted(number: int, _: object) -> None:
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def _start(options: dict[str, Any]) -> None:

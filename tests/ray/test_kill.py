@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipeline.storage import Store
@@ -59,6 +60,27 @@ def test_a_killed_worker_is_replaced(unbroken: Unbroken, program: Program, store
     assert process.returncode == 0, f"{out[-2000:]}\n{err[-5000:]}"
     assert "resumes from checkpoint" in err
     _same_end(run, unbroken(engine))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_driver_that_is_told_to_end_says_how_to_go_on_and_leaves_no_process(
+    unbroken: Unbroken, program: Program, store: Store, number: signal.Signals
+) -> None:
+    name = f"told-{number.name.lower()}"
+    file, process = _start(program, name, "torch")
+    wait_for_checkpoint(store.child(name), process)
+    started = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 130, err[-3000:]
+    assert [line for line in err.splitlines() if line.startswith("error: ")] == [
+        "error: interrupted; the same command continues the run"
+    ]
+    assert "Traceback" not in err
+    _, alive = psutil.wait_procs(started, timeout=60)
+    assert alive == []
+    program.run("train", "-c", file)
+    _same_end(store.child(name), unbroken("torch"))
 
 
 def _workers(driver: int) -> list[int]:
