@@ -62,7 +62,10 @@ class Strategy(Section):
         }  # fmt: skip
         fields = type(self).model_fields
         problems = [
-            f"strategy.{name}: found {getattr(self, name)!r}, but it is a setting of kind {kind}, not of {self.kind}"
+            f"strategy.{name}: found {getattr(self, name)!r} beside accelerate_config, whose file says it"
+            if self.accelerate_config
+            else f"strategy.{name}: found {getattr(self, name)!r}, but it is a setting of kind {kind}, not of "
+            f"{self.kind}"
             for kind, names in settings.items()
             if kind != self.kind or self.accelerate_config
             for name in names

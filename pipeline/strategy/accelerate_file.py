@@ -36,12 +36,15 @@ def inlined(config: Config, file: str) -> tuple[Config, list[str]]:
         UserError: the file is wrong, or disagrees with the configuration.
     """
     values = read_mapping(file, "strategy.accelerate_config")
-    kind = str(values.pop("distributed_type", "NO")).upper()
+    given = values.pop("distributed_type", "NO")
+    kind = str(given).upper()
     problems: list[str] = []
     strategy: Mapping = {"accelerate_config": None}
     training = config.training.model_dump()
     ignored = [key for key in values if key in LAUNCH]
-    precision = str(values.pop("mixed_precision", None) or "no").lower()
+    said = values.pop("mixed_precision", None)
+    # A file that says nothing of it, as older versions wrote them, says nothing against ours.
+    precision = training["mixed_precision"] if said is None else str(said or "no").lower()
     if precision not in ("no", "fp16", "bf16"):
         problems.append(f"{file}: mixed_precision is {precision!r}; expected no, bf16 or fp16")
     elif training["mixed_precision"] not in ("no", precision):
@@ -57,7 +60,8 @@ def inlined(config: Config, file: str) -> tuple[Config, list[str]]:
         strategy |= _deepspeed(sections["deepspeed_config"], file, problems, ignored)
     elif kind not in REPLICATED:
         problems.append(
-            f"{file}: distributed_type is {kind}; expected FSDP, DEEPSPEED or one of {', '.join(sorted(REPLICATED))}"
+            f"{file}: distributed_type is {shown(given)}; expected FSDP, DEEPSPEED or one of "
+            f"{', '.join(sorted(REPLICATED))}"
         )
     for other, name in OF_KIND.items():
         if sections[name] and kind != other:
@@ -127,6 +131,7 @@ def _chosen(section: str, key: str, value: Any, choice: Choice, file: str, probl
 
 def _fsdp(values: Mapping, file: str, problems: list[str], ignored: list[str]) -> Mapping:
     result: Mapping = {"kind": "fsdp", "version": 1}
+    said: dict[str, str] = {}
     for key, value in values.items():
         if key in FSDP_UNUSED:
             ignored.append(f"fsdp_config.{key}")
@@ -137,7 +142,16 @@ def _fsdp(values: Mapping, file: str, problems: list[str], ignored: list[str]) -
             result |= {"wrap": names or "auto"}
         elif key in FSDP:
             if value is not None or key != "fsdp_version":
-                result |= _chosen("fsdp_config", key, value, FSDP[key], file, problems)
+                chosen = _chosen("fsdp_config", key, value, FSDP[key], file, problems)
+                for name in chosen:
+                    # Two names for one thing: fsdp_sharding_strategy and, since version 2, fsdp_reshard_after_forward.
+                    if name in said and result[name] != chosen[name]:
+                        problems.append(
+                            f"{file}: fsdp_config.{key} is {shown(value)}, but fsdp_config.{said[name]} is "
+                            f"{shown(values[said[name]])}; make them equal"
+                        )
+                    said[name] = key
+                result |= chosen
         else:
             problems.append(f"{file}: fsdp_config.{key} is not supported here; remove it")
     return result
@@ -153,7 +167,13 @@ def _deepspeed(values: Mapping, file: str, problems: list[str], ignored: list[st
         elif key in DEEPSPEED:
             result |= _chosen("deepspeed_config", key, value, DEEPSPEED[key], file, problems)
         elif key in ("gradient_accumulation_steps", "gradient_clipping"):
-            mapping.setdefault(key, value)
+            if mapping.get(key) in (None, "auto"):
+                mapping[key] = value
+            elif value not in (None, "auto", mapping[key]):
+                problems.append(
+                    f"{file}: deepspeed_config.{key} is {shown(value)}, but {own} has {shown(mapping[key])}; make them "
+                    "equal"
+                )
         else:
             problems.append(f"{file}: deepspeed_config.{key} is not supported here; remove it")
     return result | {"config": mapping or None}

@@ -86,7 +86,7 @@ def wrapped(config: Config, model: torch.nn.Module) -> list[str]:
     """The classes of modules that are sharded one by one.
 
     Raises:
-        UserError: `strategy.wrap` names a class of which the model has none.
+        UserError: `strategy.wrap` names a class of which the model has none, or one that is sharded in parts.
     """
     wanted = config.strategy.wrap
     names = layers(model) if wanted == "auto" else list(wanted)
@@ -94,7 +94,19 @@ def wrapped(config: Config, model: torch.nn.Module) -> list[str]:
     unknown = [name for name in names if name not in present]
     if unknown:
         raise UserError(f"strategy.wrap: the model has no module of class {unknown[0]!r}; its layers: {layers(model)}")
+    if config.strategy.version == 2 and (around := [name for name in names if name in _around_embeddings(model)]):
+        raise UserError(
+            f"strategy.wrap: {around[0]} holds the input embeddings, which are sharded by themselves; leave it out"
+        )
     return names
+
+
+def _around_embeddings(model: torch.nn.Module) -> set[str]:
+    """Classes of the modules around the input embeddings: Accelerate shards these by themselves, and none twice."""
+    inner = getattr(model, "get_input_embeddings", lambda: None)()
+    paths = [path for path, module in model.named_modules() if module is inner and inner is not None]
+    around = {".".join(path.split(".")[:depth]) for path in paths for depth in range(path.count(".") + 1)}
+    return {type(module).__name__ for path, module in model.named_modules() if path in around}
 
 
 def choose_layers(config: Config, accelerator: Any, model: torch.nn.Module) -> None:
@@ -132,4 +144,4 @@ def layers(model: torch.nn.Module) -> list[str]:
     # A model of one layer holds it in a list of one.
     named = getattr(model, "_no_split_modules", None) or []
     present = {type(module).__name__ for module in model.modules()}
-    return [name for name in named if name in present]
+    return [name for name in named if name in present - _around_embeddings(model)]

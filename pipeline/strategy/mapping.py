@@ -23,6 +23,8 @@ def read_mapping(file: str, field: str) -> Mapping:
     Raises:
         UserError: it is missing, cannot be read or holds something else.
     """
+    if not file.strip():
+        raise UserError(f"{field}: is empty; expected the path of a file")
     # Of a user that is unknown here, os.path leaves "~name" as it stands, and pathlib raises.
     data, problem = document.contents(os.path.expanduser(file))  # noqa: PTH111
     if problem is not None:

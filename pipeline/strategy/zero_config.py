@@ -6,6 +6,7 @@ wrong for the short last accumulation of an epoch.
 """
 
 import copy
+import importlib.util
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.data.engine import train_shape
 from pipeline.errors import UserError
+from pipeline.redaction import shown
 
 # Ours, whose numbers an `optimizer` section may set.
 BETAS, EPS = (0.9, 0.999), 1e-8
@@ -110,11 +112,12 @@ def resolve(config: Config, gpu: bool) -> tuple[Mapping, list[str]]:
     _precision(filling, config, gpu)
     _batches(filling, config)
     _optimizer(filling, config)
-    _scheduler(filling, config, None)
+    _scheduler(filling, config)
     # Moments in the CPU's memory are stepped by PyTorch's fused AdamW. DeepSpeed's own, which GPU jobs can ask for, has
     # to be compiled on the machine that it runs on.
     own = filling.values.get("zero_force_ds_cpu_optimizer") is True
     filling.values["zero_force_ds_cpu_optimizer"] = gpu and own
+    _needs(filling, config, gpu and own)
     filling.problems += [
         f"strategy.config: {path} is 'auto', which nothing here fills; expected a value"
         for path in _autos(filling.values)
@@ -157,6 +160,31 @@ def _precision(filling: _Filling, config: Config, gpu: bool) -> None:
         filling.values[kind] = {**(section if isinstance(section, dict) else {}), "enabled": kind == wanted}
 
 
+def _needs(filling: _Filling, config: Config, own: bool) -> None:
+    """What DeepSpeed would refuse on the workers only: settings that need others, or a package; `own`: its AdamW."""
+
+    def expect(path: str, words: str) -> None:
+        filling.problems.append(f"strategy.config: {path} is {shown(filling.get(path))}; expected {words}")
+
+    stage, offloads = config.strategy.zero_stage, config.strategy.offload_optimizer == "cpu"
+    forced = "optimizer.device: cpu and, on GPUs, zero_force_ds_cpu_optimizer: true"
+    ratio = "zero_optimization.offload_optimizer.ratio"
+    if filling.get(ratio) not in (None, "auto", 1) and not (stage == 3 and offloads and own):
+        expect(ratio, f"1, or stage 3 with offload_{forced}")
+    whole = filling.get("bf16.bf16_optimizer_states") is True
+    for path in ("bf16.bf16_master_weights_and_grads", "fp16.fp16_master_weights_and_grads"):
+        if filling.get(path) is True and not (stage == 2 and offloads and own) and not (whole and path[0] == "b"):
+            expect(path, f"false, or stage 2 with offload_{forced}")
+    if whole and filling.get("bf16.bf16_master_weights_and_grads") is not True:
+        expect("bf16.bf16_optimizer_states", "false, or bf16_master_weights_and_grads: true beside it")
+    scattered = stage in (2, 3) and filling.get("zero_optimization.reduce_scatter") is not False
+    if scattered and filling.get("gradient_predivide_factor") not in (None, "auto", 1):
+        expect("gradient_predivide_factor", f"1, or zero_optimization.reduce_scatter: false with stage {stage}")
+    for package in ("tensorboard", "wandb"):
+        if filling.get(f"{package}.enabled") is True and importlib.util.find_spec(package) is None:
+            expect(f"{package}.enabled", f"false, as {package} is not installed here")
+
+
 def _batches(filling: _Filling, config: Config) -> None:
     training, workers = config.training, config.scaling.workers
     shape = train_shape(config, workers)
@@ -178,10 +206,14 @@ def _optimizer(filling: _Filling, config: Config) -> None:
     section = filling.values.get("optimizer")
     if section is None:
         return
-    kind = str(section.get("type"))
-    if kind.lower() not in ("adam", "adamw") or section.get("params", {}).get("adam_w_mode") is False:
+    kind = section.get("type")
+    if str(kind).lower() not in ("adam", "adamw"):
         filling.problems.append(
-            f"strategy.config: optimizer.type is {kind!r}; expected AdamW, which is what trains here"
+            f"strategy.config: optimizer.type is {shown(kind)}; expected AdamW, which is what trains here"
+        )
+    if section.get("params", {}).get("adam_w_mode") is False:
+        filling.problems.append(
+            "strategy.config: optimizer.params.adam_w_mode is false; expected true: AdamW trains here"
         )
     filling.match("optimizer.params.lr", config.training.learning_rate, "training.learning_rate")
     filling.match("optimizer.params.weight_decay", config.training.weight_decay, "training.weight_decay")
@@ -197,12 +229,18 @@ def check_schedule(config: Config, steps: int) -> None:
         UserError: they disagree; all differences, with both values.
     """
     filling = _Filling(copy.deepcopy(config.strategy.config) if isinstance(config.strategy.config, dict) else {})
-    _scheduler(filling, config, steps)
+    # What does not depend on the number of steps, `resolve` tells.
+    ratio = config.training.warmup_ratio
+    filling.match(
+        "scheduler.params.warmup_num_steps", int(steps * ratio), f"training.warmup_ratio {ratio:g} of {steps} steps"
+    )
+    if filling.get("scheduler.params.total_num_steps") is not None:
+        filling.match("scheduler.params.total_num_steps", steps, "the number of steps of the run")
     if filling.problems:
         raise UserError(*filling.problems)
 
 
-def _scheduler(filling: _Filling, config: Config, steps: int | None) -> None:
+def _scheduler(filling: _Filling, config: Config) -> None:
     """The schedule is ours: DeepSpeed's starts with a rate of 0, and its length is not known before the data are."""
     section = filling.values.get("scheduler")
     if section is None:
@@ -211,7 +249,7 @@ def _scheduler(filling: _Filling, config: Config, steps: int | None) -> None:
     kind = SCHEDULERS.get(str(section.get("type")))
     if kind is None:
         filling.problems.append(
-            f"strategy.config: scheduler.type is {section.get('type')!r}; expected {', '.join(SCHEDULERS)}"
+            f"strategy.config: scheduler.type is {shown(section.get('type'))}; expected {', '.join(SCHEDULERS)}"
         )
     elif kind != training.lr_scheduler:
         filling.problems.append(
@@ -219,13 +257,7 @@ def _scheduler(filling: _Filling, config: Config, steps: int | None) -> None:
             f"{training.lr_scheduler}; make them equal"
         )
     filling.match("scheduler.params.warmup_max_lr", training.learning_rate, "training.learning_rate")
-    if steps is not None:
-        filling.match(
-            "scheduler.params.warmup_num_steps", int(steps * training.warmup_ratio),
-            f"training.warmup_ratio {training.warmup_ratio:g} of {steps} steps",
-        )  # fmt: skip
-        if filling.get("scheduler.params.total_num_steps") is not None:
-            filling.match("scheduler.params.total_num_steps", steps, "the number of steps of the run")
+    filling.match("scheduler.params.warmup_min_lr", 0.0, "the rate that our warm-up rises from")
     filling.notes.append(f"its scheduler section: ours, {training.lr_scheduler}, no step with a rate of 0")
     del filling.values["scheduler"]
 

@@ -47,12 +47,19 @@ def choice(*names: str) -> Kind:
     return Kind(" or ".join(names), lambda value: isinstance(value, str) and value.lower() in names)
 
 
+def only(value: Any, words: str) -> Kind:
+    """The one value that there is here, that of DeepSpeed's default."""
+    return Kind(words, lambda given: bool(given == value))
+
+
 def _betas(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(_number(beta, 0, 1) and beta < 1 for beta in value)
 
 
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 TEXT = Kind("text", lambda value: isinstance(value, str))
+# DeepSpeed aligns what it gathers to pairs.
+EVEN = Kind("an even number of at least 2", lambda value: whole(2).right(value) and value % 2 == 0)
 WORDS = Kind("a list of texts", lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value))
 # Compared with ours, or read, in zero_config.py, which says more.
 ELSEWHERE = Kind("a value", lambda _: True)
@@ -67,22 +74,25 @@ OFFLOAD: Keys = {"device": ELSEWHERE, "nvme_path": TEXT, "buffer_count": whole(0
 STAGE_3: dict[str, Kind] = {
     "prefetch_bucket_size": whole(0), "param_persistence_threshold": whole(0),
     "model_persistence_threshold": whole(0), "max_live_parameters": whole(0), "max_reuse_distance": whole(0),
-    "gather_16bit_weights_on_model_save": FLAG, "module_granularity_threshold": whole(0),
+    "gather_16bit_weights_on_model_save": FLAG,
+    # Above 0 DeepSpeed 0.19.8 fails where it counts the parameters of a module.
+    "module_granularity_threshold": only(0, "0"),
     "use_all_reduce_for_fetch_params": FLAG, "allgather_sequential": FLAG,
 }  # fmt: skip
 ZERO: Keys = {
     "stage": ELSEWHERE, "contiguous_gradients": FLAG, "reduce_scatter": FLAG, "reduce_bucket_size": whole(1),
-    "use_multi_rank_bucket_allreduce": FLAG, "allgather_partitions": FLAG, "allgather_bucket_size": whole(1),
-    "overlap_comm": FLAG, "compute_grad_norm": FLAG, "load_from_fp32_weights": FLAG, "elastic_checkpoint": FLAG,
+    "use_multi_rank_bucket_allreduce": FLAG, "allgather_partitions": FLAG, "allgather_bucket_size": EVEN,
+    # Without the norm it could neither be clipped nor logged.
+    "overlap_comm": FLAG, "compute_grad_norm": only(True, "true"), "load_from_fp32_weights": FLAG,
+    "elastic_checkpoint": FLAG,
     "offload_param": {**OFFLOAD, "buffer_size": whole(0), "max_in_cpu": whole(0)},
     "offload_optimizer": {
         **OFFLOAD, "pipeline_read": FLAG, "pipeline_write": FLAG, "fast_init": FLAG,
         "ratio": number(0, 1, "a number from 0 to 1"), "cpuadam_cores_perc": number(0, 1, "a number from 0 to 1"),
     },
     "sub_group_size": whole(1), **STAGE_3, **{f"stage3_{name}": kind for name, kind in STAGE_3.items()},
-    "stage3_gather_fp16_weights_on_model_save": FLAG, "ignore_unused_parameters": FLAG, "legacy_stage1": FLAG,
+    "stage3_gather_fp16_weights_on_model_save": FLAG, "ignore_unused_parameters": FLAG,
     "round_robin_gradients": FLAG, "parameter_alignment": FLAG, "zero_hpz_partition_size": whole(1),
-    "zero_quantized_weights": FLAG, "zero_quantized_nontrainable_weights": FLAG, "zero_quantized_gradients": FLAG,
     "memory_efficient_linear": FLAG, "pipeline_loading_checkpoint": FLAG, "override_module_apply": FLAG,
     "log_trace_cache_warnings": FLAG, "enable_sanity_checks": FLAG, "save_muon_momentum_buffer_in_memory": FLAG,
     "leaf_module": {"classes": WORDS, "names": WORDS, "name_suffixes": WORDS},
@@ -102,7 +112,7 @@ OPTIMIZER: Keys = {
 }  # fmt: skip
 SCHEDULER: Keys = {
     "warmup_min_lr": LIKE, "warmup_max_lr": LIKE, "warmup_num_steps": LIKE, "total_num_steps": LIKE,
-    "warmup_type": choice("linear", "log"),
+    "warmup_type": choice("linear"),
 }  # fmt: skip
 MONITOR: Keys = {"enabled": FLAG, "output_path": TEXT, "job_name": TEXT}
 TOP: Keys = {
@@ -112,7 +122,8 @@ TOP: Keys = {
     "zero_allow_untested_optimizer": FLAG, "zero_force_ds_cpu_optimizer": FLAG, "communication_data_type": DTYPE,
     "prescale_gradients": FLAG, "gradient_predivide_factor": number(1e-38, words="a number above 0"),
     "gradient_allreduce_op": choice("mean"), "disable_allgather": FLAG, "disable_python_gc": FLAG,
-    "memory_breakdown": FLAG, "wall_clock_breakdown": FLAG, "dump_state": FLAG, "log_level": TEXT,
+    "memory_breakdown": FLAG, "wall_clock_breakdown": FLAG, "dump_state": FLAG,
+    "log_level": choice("debug", "info", "warning", "error", "critical"),
     "flops_profiler": {
         "enabled": FLAG, "recompute_fwd_factor": number(0), "profile_step": whole(1), "module_depth": whole(-1),
         "top_modules": whole(1), "detailed": FLAG, "output_file": TEXT,
@@ -165,6 +176,11 @@ NOT_SERVED = {
     "timers": "remove it",
     "vocabulary_size": "remove it",
     "zero_optimization.zenflow": "remove it",
+    "zero_optimization.legacy_stage1": "remove it",
+    # Kernels of CUDA that would have to be compiled, for other numbers than those of DDP.
+    "zero_optimization.zero_quantized_weights": "remove it",
+    "zero_optimization.zero_quantized_nontrainable_weights": "remove it",
+    "zero_optimization.zero_quantized_gradients": "remove it",
     "zero_optimization.mics_shard_size": "remove it",
     "zero_optimization.mics_hierarchical_params_gather": "remove it",
     "zero_optimization.offload_optimizer.super_offload": "remove it",

@@ -236,3 +236,13 @@ def test_a_strategy_that_was_quietly_dropped_is_an_error_before_the_first_step(w
     found = world(2).run(strategy_cases.dropped_plugin, **made(job, STRATEGIES["fsdp-sharded"]))
     for problems in found:
         assert problems == ["strategy.kind: fsdp was asked for, but the prepared model is a DistributedDataParallel"]
+
+
+def test_a_single_layer_is_sharded_and_its_embeddings_once(world: Worlds, job: Job) -> None:
+    model = {"config": {"num_hidden_layers": 1}, "from_scratch": False, "lora": {"r": 4}}
+    results = {}
+    for kind in ("ddp", "fsdp"):
+        config, facts = job(rows=33, eval_rows=9, model=model, strategy={"kind": kind}, scaling={"workers": 2})
+        given = {"config": config.model_dump(mode="json"), "facts": facts.to_json()}
+        results[kind] = world(2).run(strategy_cases.train, **given)[0]
+    np.testing.assert_allclose(results["fsdp"]["losses"], results["ddp"]["losses"], rtol=RELATIVE, atol=ABSOLUTE)

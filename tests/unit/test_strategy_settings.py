@@ -133,6 +133,7 @@ def test_warm_up_and_length_of_a_scheduler_section_are_compared_with_the_run() -
         ({"kind": "deepspeed", "zero_stage": 2, "offload_parameters": "cpu"}, "needs zero_stage 3, found 2"),
         ({"kind": "fsdp", "accelerate_config": "x.yaml"}, "whose file says the kind"),
         ({"kind": "fsdp", "wrap": []}, "strategy.wrap: found []"),
+        ({"wrap": ["A"], "accelerate_config": "x.yaml"}, "found ['A'] beside accelerate_config, whose file says it"),
     ],
 )
 def test_settings_of_another_strategy_are_refused(strategy: dict[str, Any], words: str) -> None:
@@ -260,7 +261,7 @@ def test_an_accelerate_file_that_names_a_deepspeed_file_brings_its_contents(tmp_
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("distributed_type: MEGATRON_LM\n", "MEGATRON_LM; expected FSDP, DEEPSPEED"),
+        ("distributed_type: MEGATRON_LM\n", "'MEGATRON_LM'; expected FSDP, DEEPSPEED"),
         ("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}\n", "HYBRID_SHARD"),
         ("distributed_type: MULTI_GPU\nmixed_precision: fp8\n", "fp8"),
         ("distributed_type: MULTI_GPU\nmixed_precision: fp16\n", "training.mixed_precision is bf16"),
