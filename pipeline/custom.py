@@ -20,6 +20,7 @@ It is called on every worker with one `Context`, inside the same launch, data or
 All ranks run the same statements; what of it talks to the others is said with each method.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pipeline import assembly, schedule
+from pipeline import activity, assembly, schedule
 from pipeline.assembly import GPU_MULTIPLE
 from pipeline.checkpoint import Training
 from pipeline.config import Config
@@ -235,14 +236,22 @@ class Context:
         self._due = True
 
     def flush(self) -> None:
-        """Save and report what is due."""
+        """Save and report what is due.
+
+        Raises:
+            RunError: `extra` cannot be saved.
+        """
         if not (self._due or self._evaluated):
             return
         if self._due:
-            self._state = replace(
-                self._state, extra={"scheduler": schedule.state(self.parts.scheduler), "own": dict(self.extra)}
-            )
+            try:
+                own = json.loads(json.dumps(dict(self.extra)))
+            except (TypeError, ValueError) as error:
+                raise RunError(f"run.train_func: context.extra holds what JSON cannot: {error}") from error
+            self._state = replace(self._state, extra={"scheduler": schedule.state(self.parts.scheduler), "own": own})
             self._saved = self.step
+        extra_s = self.config.checkpoint.upload_timeout_s
+        activity.mark("saving" if self._due else "reporting", self.step, extra_s)
         self._run.report(self._state, self._due)
         self._due = self._evaluated = False
 

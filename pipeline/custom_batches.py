@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pipeline import activity
 from pipeline.data.batch import Batch
 from pipeline.data.engine import Batches
 from pipeline.errors import RunError
@@ -67,6 +68,7 @@ class TrainBatches:
             rate, self._loss, self._whole = scheduler.get_last_lr()[0], 0.0, False
             for micro in range(step.micro_batches):
                 asked = time.perf_counter()
+                activity.mark("waiting for a batch", number + 1)
                 given = next(self._source)
                 clock.waiting += time.perf_counter() - asked
                 if micro == 0:
@@ -76,6 +78,7 @@ class TrainBatches:
                     context.advance(number + 1)
                     self._whole = True
                 self._line = {"began": began, "waited": clock.waiting - waited, "rate": rate, "step": step}
+                activity.mark("in run.train_func")
                 yield MicroBatch(
                     given, context.accelerator.device, step.weight, context.accelerator.num_processes, self._ends
                 )
@@ -114,5 +117,7 @@ class ValidationBatches:
     def __iter__(self) -> Iterator[MicroBatch]:
         self.counted = 0
         accelerator = self._context.accelerator
-        for given in self._batches.validation() if len(self) else ():
+        activity.mark("waiting for an evaluation batch")
+        for number, given in enumerate(self._batches.validation() if len(self) else ()):
+            activity.mark(f"in run.train_func, evaluation batch {number + 1} of {len(self)}")
             yield MicroBatch(given, accelerator.device, 1.0, 1, ends_step=False)

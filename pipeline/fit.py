@@ -80,8 +80,7 @@ def fit(prepared: Prepared, folder: RunFolder, capacity: cluster.Capacity, began
         except ray.train.TrainingFailedError as error:
             # Of a worker that has ended itself, or was ended by NCCL, Ray only knows that it is gone.
             told, standing = _last_words(board)
-            others = "".join(f"; rank {rank} {words}" for rank, words in sorted(standing.items()))
-            raise RunError(f"training failed: {told}" if told else _cause(error) + others) from error
+            raise RunError(f"training failed: {told}" if told else _with_others(_cause(error), standing)) from error
         except ray.exceptions.RayError as error:
             # Ray's own processes: the controller or the board, killed for memory or with their node.
             raise RunError(
@@ -145,6 +144,12 @@ def _threads(config: Config, capacity: cluster.Capacity, resources: dict[str, fl
     if capacity.local and "CPU" not in config.scaling.resources_per_worker:
         return max(1, len(os.sched_getaffinity(0)) // config.scaling.workers)
     return max(1, int(resources.get("CPU", 1)))
+
+
+def _with_others(cause: str, standing: dict[int, str]) -> str:
+    """The cause, and what those ranks are at that it does not tell of: a worker that fails has asked for the others."""
+    others = {rank: words for rank, words in standing.items() if not re.search(rf"\brank {rank}\b", cause)}
+    return cause + "".join(f"; rank {rank} {words}" for rank, words in sorted(others.items()))
 
 
 def _cause(error: Exception) -> str:

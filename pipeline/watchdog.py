@@ -79,10 +79,13 @@ class Watchdog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the watch. An error of no type of ours is raised again as WorkerFailed, with rank, step and activity."""
+        """End the watch. An error of no type of ours is raised again as WorkerFailed, with rank, step and activity.
+
+        So is `sys.exit()` in code of the user's: it would end as an error that is called `0`.
+        """
         self._stop.set()
         self._thread.join(timeout=5)
-        if isinstance(error, Exception) and not isinstance(error, PipelineError):
+        if error is not None and not isinstance(error, PipelineError):
             said = str(error).strip().splitlines()
             words = f"rank {self._rank} {activity.last().words()}: {type(error).__name__}: {said[0] if said else ''}"
             raise WorkerFailed(f"{words.rstrip(': ')}{self._others()}") from error

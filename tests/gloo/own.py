@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from pipeline import Context
+from pipeline import Context, activity
 
 
 def as_built_in(context: Context) -> None:
@@ -68,6 +68,27 @@ def stops_after_three_steps(context: Context) -> None:
         context.log(loss=loss)
         if context.step == 3:
             return
+
+
+def notes_its_activity(context: Context) -> None:
+    """Keeps what the watchdog would say of it at each batch."""
+    model = context.model()
+    optimizer = context.optimizer(model)
+    model, optimizer, scheduler = context.prepare(model, optimizer, context.scheduler(optimizer))
+    seen = context.extra["seen"] = []
+    for batch in context.train:
+        seen.append(activity.last().words())
+        context.accelerator.backward(model(**batch).loss * batch.share)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    seen.extend(activity.last().words() for _ in context.validation)
+
+
+def keeps_a_tensor(context: Context) -> None:
+    """What a checkpoint cannot hold."""
+    context.extra["seen"] = torch.zeros(2)
+    stops_after_three_steps(context)
 
 
 number = 3

@@ -131,11 +131,22 @@ def test_a_function_that_returns_early_ends_the_run_there_with_a_checkpoint(
     assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
 
 
+def test_the_watchdog_is_told_of_every_batch(world: Worlds, job: Job) -> None:
+    # Without that, a run longer than `run.stall_timeout_s` would be ended as one that stands still.
+    training = {"batch_size_per_worker": 24, "eval_batch_size_per_worker": 60, "epochs": 1}
+    result = own(world(1), job(training=training, run=address("notes_its_activity")))[0]
+    assert result["state"]["extra"]["own"]["seen"] == [
+        *(f"at step {step}, in run.train_func" for step in range(1, 10)),
+        *(f"at step 9, in run.train_func, evaluation batch {number} of 2" for number in (1, 2)),
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("without_prepare", "returned without a step of context.train"),
         ("leaves_a_step_unfinished", "left in the middle of an optimizer step"),
+        ("keeps_a_tensor", "context.extra holds what JSON cannot: Object of type Tensor is not JSON serializable"),
     ],
 )
 def test_a_function_that_cannot_be_right_is_stopped_with_words(world: Worlds, job: Job, name: str, words: str) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.fit import _cause
+from pipeline.fit import _cause, _with_others
 from pipeline.progress import LatestValues
 
 
@@ -34,6 +34,12 @@ class Failed(Exception):
 )
 def test_the_cause_is_the_last_line_of_the_first_rank_that_failed(said: str, expected: str) -> None:
     assert _cause(Failed({2: RuntimeError("later"), 1: RuntimeError(said)})) == expected
+
+
+def test_each_other_rank_is_told_of_once() -> None:
+    cause = "training failed on rank 1: rank 1 at step 3, saving: ValueError: x; rank 10 starting"
+    standing = {0: "at step 3, saving", 1: "at step 3, saving", 10: "starting"}
+    assert _with_others(cause, standing) == f"{cause}; rank 0 at step 3, saving"
 
 
 def test_last_words_are_those_of_the_last_attempt() -> None:

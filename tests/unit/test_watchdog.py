@@ -98,6 +98,13 @@ def test_an_unexpected_error_is_told_with_rank_step_and_activity(tmp_path: Path)
     )
 
 
+def test_leaving_python_is_told_as_such(tmp_path: Path) -> None:
+    process = worker(tmp_path, "sys.exit(0)")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "WorkerFailed: rank 1 at step 7, waiting for a batch: SystemExit: 0; rank 0" in err.splitlines()[-1]
+
+
 def test_an_error_that_trying_again_would_not_mend_stays_what_it_is(tmp_path: Path) -> None:
     process = worker(tmp_path, "from pipeline.errors import RunError\nraise RunError('the loss is nan at step 7')")
     _, err = process.communicate(timeout=60)
