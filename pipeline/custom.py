@@ -124,9 +124,16 @@ class Context:
     def prepare(self, model: Any, optimizer: Any, scheduler: Any) -> tuple[Any, Any, Any]:
         """In place of `accelerator.prepare`: the same, and what the newest checkpoint holds put into them.
 
-        All ranks call it, once. Raises RunError where the strategy asked for is not the one that is active.
+        All ranks call it, once. Raises RunError where the strategy asked for is not the one that is active, and for an
+        optimizer whose state checkpoints do not hold: a run that is resumed would lose it.
         """
         assert self._parts is None, "context.prepare is called once"
+        amsgrad = any(group.get("amsgrad") for group in getattr(optimizer, "param_groups", ()))
+        if amsgrad or not isinstance(optimizer, torch.optim.Adam):
+            kind = f"{type(optimizer).__name__}{' with amsgrad' if amsgrad else ''}"
+            raise RunError(
+                f"run.train_func: the optimizer is {kind}; expected torch.optim.AdamW, as checkpoints keep it"
+            )
         self.training, self._state = self._setup(model, optimizer)
         saved, inner = self._state.extra, pieces.innermost(self.training.optimizer)
         # It was built on the optimizer as it was; this one takes the steps.

@@ -86,6 +86,8 @@ class TrainBatches:
 
     def logged(self, loss: Any) -> dict[str, Any] | None:
         """The line of the step that ends, None while it has micro-batches to come; `loss` is added up."""
+        if not self._line:
+            raise RunError("run.train_func: context.log is for after a batch of context.train, and none was taken")
         self._loss = self._loss + (loss.detach() if isinstance(loss, torch.Tensor) else loss)
         if not self._ends:
             return None

@@ -91,6 +91,25 @@ def keeps_a_tensor(context: Context) -> None:
     stops_after_three_steps(context)
 
 
+def logs_too_early(context: Context) -> None:
+    """Logs before there is a step."""
+    context.log(loss=1.0)
+
+
+def with_momentum(context: Context) -> None:
+    """An optimizer that keeps other things than AdamW."""
+    model = context.model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+    context.prepare(model, optimizer, context.scheduler(optimizer))
+
+
+def with_amsgrad(context: Context) -> None:
+    """AdamW that keeps more than others."""
+    model = context.model()
+    optimizer = torch.optim.AdamW(model.parameters(), amsgrad=True)
+    context.prepare(model, optimizer, context.scheduler(optimizer))
+
+
 number = 3
 
 

@@ -146,6 +146,9 @@ def test_the_watchdog_is_told_of_every_batch(world: Worlds, job: Job) -> None:
     [
         ("without_prepare", "returned without a step of context.train"),
         ("leaves_a_step_unfinished", "left in the middle of an optimizer step"),
+        ("logs_too_early", "context.log is for after a batch of context.train"),
+        ("with_momentum", "the optimizer is SGD; expected torch.optim.AdamW"),
+        ("with_amsgrad", "the optimizer is AdamW with amsgrad; expected torch.optim.AdamW"),
         ("keeps_a_tensor", "context.extra holds what JSON cannot: Object of type Tensor is not JSON serializable"),
     ],
 )
