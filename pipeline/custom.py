@@ -124,10 +124,15 @@ class Context:
     def prepare(self, model: Any, optimizer: Any, scheduler: Any) -> tuple[Any, Any, Any]:
         """In place of `accelerator.prepare`: the same, and what the newest checkpoint holds put into them.
 
-        All ranks call it, once. Raises RunError where the strategy asked for is not the one that is active, and for an
-        optimizer whose state checkpoints do not hold: a run that is resumed would lose it.
+        All ranks call it, once. Raises RunError where the strategy asked for is not the one that is active, and for a
+        model or an optimizer that checkpoints cannot hold: better now than at the first of them.
         """
         assert self._parts is None, "context.prepare is called once"
+        if not hasattr(model, "save_pretrained"):
+            kind = type(model).__name__
+            raise RunError(
+                f"run.train_func: the model is a {kind}, without save_pretrained; expected one of transformers"
+            )
         amsgrad = any(group.get("amsgrad") for group in getattr(optimizer, "param_groups", ()))
         if amsgrad or not isinstance(optimizer, torch.optim.Adam):
             kind = f"{type(optimizer).__name__}{' with amsgrad' if amsgrad else ''}"

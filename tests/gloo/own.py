@@ -103,6 +103,13 @@ def with_momentum(context: Context) -> None:
     context.prepare(model, optimizer, context.scheduler(optimizer))
 
 
+def with_a_plain_module(context: Context) -> None:
+    """A model that cannot save itself."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = context.optimizer(model)
+    context.prepare(model, optimizer, context.scheduler(optimizer))
+
+
 def with_amsgrad(context: Context) -> None:
     """AdamW that keeps more than others."""
     model = context.model()

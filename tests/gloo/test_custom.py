@@ -148,6 +148,7 @@ def test_the_watchdog_is_told_of_every_batch(world: Worlds, job: Job) -> None:
         ("leaves_a_step_unfinished", "left in the middle of an optimizer step"),
         ("logs_too_early", "context.log is for after a batch of context.train"),
         ("with_momentum", "the optimizer is SGD; expected torch.optim.AdamW"),
+        ("with_a_plain_module", "the model is a Linear, without save_pretrained; expected one of transformers"),
         ("with_amsgrad", "the optimizer is AdamW with amsgrad; expected torch.optim.AdamW"),
         ("keeps_a_tensor", "context.extra holds what JSON cannot: Object of type Tensor is not JSON serializable"),
     ],
