@@ -57,7 +57,7 @@ CONFIGURATION = [
             "strategy.version: 1 needs GPUs, and this job runs on CPUs; expected 2"),
     setting("no file of accelerate", "strategy.accelerate_config=nix.yaml", "nix.yaml"),
     setting("file of accelerate for another machine", "strategy.accelerate_config=a.yaml",
-            "strategy.accelerate_config: ", "distributed_type is XLA; expected FSDP, DEEPSPEED or one of",
+            "strategy.accelerate_config: ", "distributed_type is 'XLA'; expected FSDP, DEEPSPEED or one of",
             files={"a.yaml": b"distributed_type: XLA\n"}),
     setting("no function to train", "run.train_func=training", "run.train_func: found 'training'",
             "expected package.module:function"),
