@@ -51,7 +51,27 @@ def opened(address: str | None, source: str = "STORAGE") -> Iterator[Store]:
             raise UserError(f"{source}: {address[:200]}: cannot be read: {error.strerror}") from error
         if not stat.S_ISDIR(mode):
             raise UserError(f"{source}: {address} is a file, expected a folder of runs")
-    yield open_store(place)
+    yield _reached(place, source)
+
+
+def _reached(place: Storage, source: str) -> Store:
+    """The store of an address, after a first request: only a listing tells a missing bucket from a missing object.
+
+    Raises:
+        UserError: the bucket does not exist, or the credentials are not right for it.
+        StorageError: the store has not answered for as long as it is asked again.
+    """
+    store = open_store(place)
+    if str(place.path).startswith("s3://"):
+        try:
+            store.folders()
+        except StorageError as error:
+            from pipeline.s3_errors import is_passing
+
+            if error.__cause__ is not None and is_passing(error.__cause__):
+                raise
+            raise UserError(f"{source}: {place.path}: {error.problems[0]}") from error
+    return store
 
 
 @contextmanager
@@ -72,7 +92,7 @@ def found(run: str, storage: str | None) -> Iterator[Store]:
                 raise UserError(f"RUN: no run {run!r} in {store.uri}; found {', '.join(names) or 'none'}")
             yield store.child(run)
         return
-    store = open_store(resolve(Storage(path=run), "RUN"))
+    store = _reached(resolve(Storage(path=run), "RUN"), "RUN")
     if not store.exists(CONFIG):
         raise UserError(f"RUN: {run} has no {CONFIG}; expected the folder of a run, <storage.path>/<run.name>")
     yield store

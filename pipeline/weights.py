@@ -23,17 +23,27 @@ def check_weights(model: Model, storage: Storage) -> None:
     Of a model on the hub that is found out when its weights are loaded.
 
     Raises:
-        UserError: a file is damaged or missing, or weights do not fit and would be left random.
+        UserError: a file is damaged or missing, weights do not fit and would be left random, or they are no whole ones.
     """
     import torch
 
     wanted = outline(model, storage)
-    folder = Path(locate(model, storage))
-    if model.from_scratch or not folder.is_dir() or (folder / "adapter_config.json").exists():
+    if model.from_scratch:
         return
-    shapes = _shapes(folder, model.path)
     if getattr(wanted.config, "quantization_config", None):
+        raise UserError(
+            f"model.path: {model.path} is quantized (quantization_config in its config.json); expected the weights as "
+            "they were trained, which training goes on from"
+        )
+    folder = Path(locate(model, storage))
+    if not folder.is_dir():
         return
+    if (folder / "adapter_config.json").exists():
+        raise UserError(
+            f"model.path: {model.path} holds adapters (adapter_config.json); expected a whole model, as "
+            "merge_and_unload() of peft makes one of them"
+        )
+    shapes = _shapes(folder, model.path)
     prefix = f"{wanted.base_model_prefix}."
     shapes = {prefix + name: shape for name, shape in shapes.items()} | shapes
     wrong = [

@@ -162,7 +162,7 @@ def _refuse_markers(names: dict[str, dict[str, Seen]], ledger: Ledger) -> None:
                 seen = named.pop(name)
                 line = (
                     f"data.{split}: {seen.file.name} row {seen.row}: label {name} marks rows without a label; "
-                    "leave them out (if it is a class, write the labels as texts)"
+                    "leave them out (if it is a class, give it a name in letters)"
                 )
                 ledger.note(("no label", split, name), line, seen.count)
 

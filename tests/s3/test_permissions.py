@@ -16,6 +16,7 @@ from pipeline.errors import StorageError, UserError
 from pipeline.probe import probe
 from pipeline.retention import prune
 from pipeline.run import RunFolder
+from pipeline.runs import found, opened
 from pipeline.s3_store import S3Store
 from pipeline.storage import Store, data_filesystem, open_store
 from tests.s3.checkpoints import BIG, loaded, save, steps
@@ -180,3 +181,22 @@ def test_a_bucket_that_is_gone_in_mid_run_is_named_at_once(server: Server, tmp_p
     with pytest.raises(StorageError, match=r"cannot write .*the bucket does not exist; create it.*\(NoSuchBucket\)"):
         save(run, tmp_path, 10)
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("credentials", "place", "words"),
+    [
+        (None, "s3://no-such-bucket/x", "the bucket does not exist"),
+        ((TEAM[0], "wrong"), "s3://pipeline/team", "AWS_SECRET_ACCESS_KEY"),
+    ],
+)
+def test_commands_on_runs_tell_what_is_wrong_with_an_address_as_wrong_input(
+    server: Server, monkeypatch: pytest.MonkeyPatch, credentials: tuple[str, str] | None, place: str, words: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", str(server.storage.endpoint_url))
+    if credentials:
+        use(monkeypatch, credentials)
+    looks = (("STORAGE", opened(place)), ("RUN", found(f"{place}/run", None)), ("--storage", found("run", place)))
+    for source, look in looks:
+        with pytest.raises(UserError, match=rf"^{source}: {place}.*{words}"), look:
+            pass

@@ -110,7 +110,7 @@ def test_minus_one_as_no_label_is_refused(write: Write, name: str, marker: float
     (found,) = problems(config())
     assert found == (
         f"data.train: {name} row 3: label {int(marker)} marks rows without a label; leave them out "
-        "(if it is a class, write the labels as texts) (2 such rows)"
+        "(if it is a class, give it a name in letters) (2 such rows)"
     )
 
 

@@ -94,3 +94,29 @@ def test_architectures_that_are_no_names_are_refused(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**told, "architectures": 5}))
     with pytest.raises(UserError, match="cannot be loaded: architectures is 5, no list of names"):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda folder: (folder / "config.json").write_text(
+                json.dumps(
+                    json.loads((folder / "config.json").read_text())
+                    | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+                )
+            ),
+            "is quantized (quantization_config in its config.json); expected the weights as they were trained",
+        ),
+        (
+            lambda folder: (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}'),
+            "holds adapters (adapter_config.json); expected a whole model",
+        ),
+    ],
+)
+def test_weights_that_are_no_whole_ones_are_refused(folder: Path, change: Callable[[Path], object], words: str) -> None:
+    check_weights(Model(path=str(folder)), Storage())
+    change(folder)
+    with pytest.raises(UserError) as caught:
+        check_weights(Model(path=str(folder)), Storage())
+    assert words in str(caught.value)
