@@ -128,14 +128,15 @@ class Context:
         model or an optimizer that checkpoints cannot hold: better now than at the first of them.
         """
         assert self._parts is None, "context.prepare is called once"
-        if not hasattr(model, "save_pretrained"):
+        if not hasattr(pieces.bare(model), "save_pretrained"):
             kind = type(model).__name__
             raise RunError(
                 f"run.train_func: the model is a {kind}, without save_pretrained; expected one of transformers"
             )
-        amsgrad = any(group.get("amsgrad") for group in getattr(optimizer, "param_groups", ()))
-        if amsgrad or not isinstance(optimizer, torch.optim.Adam):
-            kind = f"{type(optimizer).__name__}{' with amsgrad' if amsgrad else ''}"
+        steps = pieces.innermost(optimizer)  # of one that `accelerator.prepare` has had too
+        amsgrad = any(group.get("amsgrad") for group in getattr(steps, "param_groups", ()))
+        if amsgrad or not isinstance(steps, torch.optim.Adam):
+            kind = f"{type(steps).__name__}{' with amsgrad' if amsgrad else ''}"
             raise RunError(
                 f"run.train_func: the optimizer is {kind}; expected torch.optim.AdamW, as checkpoints keep it"
             )

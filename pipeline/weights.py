@@ -54,6 +54,7 @@ def check_weights(model: Model, storage: Storage) -> None:
     layers = {found[1] for name, _ in wanted.named_parameters() if (found := LAYER.match(name))}
     there = {found[1] for name in shapes if (found := LAYER.match(name))}
     body = [name for name, _ in wanted.named_parameters() if name.startswith(prefix)]
+    shapes = shapes | _renamed(shapes, wanted)
     if body and not any(name in shapes for name in body):
         _refuse(model, wanted, body, body)
     # Weights that are tied may lie under the name of any of them.
@@ -69,6 +70,17 @@ def check_weights(model: Model, storage: Storage) -> None:
         wrong += [f"there are none for {layer}" for layer in sorted(layers - there)]
     if wrong:
         raise UserError(_explain(model, wrong))
+
+
+def _renamed(shapes: dict[str, list[int]], wanted: Any) -> dict[str, list[int]]:
+    """Those weights whose names transformers changes when it loads them, under their names in the model."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    changes = [change for change in get_model_conversion_mapping(wanted) if isinstance(change, WeightRenaming)]
+    place = wanted.base_model_prefix, wanted.state_dict()
+    renamed = {rename_source_key(name, changes, [], *place)[0]: shape for name, shape in shapes.items()}
+    return {name: shape for name, shape in renamed.items() if name not in shapes}
 
 
 def _explain(model: Model, wrong: list[str]) -> str:

@@ -52,8 +52,11 @@ def _cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
         lengths = pc.list_value_length(array).fill_null(0).to_numpy()
         ends = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
         return pa.ListArray.from_arrays(ends, _cast(array.flatten(), wanted.value_type), mask=array.is_null())
-    if pa.types.is_decimal32(array.type):  # of which Arrow 26 says that no value fits an integer
-        array = array.cast(pa.decimal128(array.type.precision, array.type.scale))
+    lists = pa.types.is_list(wanted)
+    kind = array.type.value_type if lists else array.type
+    if pa.types.is_decimal32(kind):  # of which Arrow 26 says that no value fits an integer
+        wider = pa.decimal128(kind.precision, kind.scale)
+        array = array.cast(pa.list_(wider) if lists else wider)
     return array.cast(wanted)
 
 

@@ -183,7 +183,7 @@ def _refuse_lookalikes(named: dict[str, Seen], ledger: Ledger) -> None:
 
 def _refuse_places(splits: list[Split], labels: list[str], ledger: Ledger) -> None:
     """Note lists of 0 and 1 with a place for each class: as names of classes they would train two, "0" and "1"."""
-    if set(labels) <= {"0", "1"} or set(labels) <= {"false", "true"}:
+    if labels and (set(labels) <= {"0", "1"} or set(labels) <= {"false", "true"}):
         for split in splits:
             if split.repeated is not None:
                 file, row = split.repeated

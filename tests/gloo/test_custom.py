@@ -141,6 +141,17 @@ def test_the_watchdog_is_told_of_every_batch(world: Worlds, job: Job) -> None:
     ]
 
 
+def test_model_and_optimizer_that_accelerate_has_prepared_before_are_trained_too(
+    world: Worlds, job: Job, tmp_path: Path
+) -> None:
+    training = {**TRAINING, "batch_size_per_worker": 12}
+    made = job(training=training, scaling={"workers": 2}, run=address("prepared_twice"))
+    once = job(training=training, scaling={"workers": 2}, run=address("stops_after_three_steps"))
+    found, expected = own(world(2), made, folder=str(tmp_path))[0], own(world(2), once)[0]
+    assert [line["loss"] for line in found["steps"]] == [line["loss"] for line in expected["steps"]]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -239,6 +239,12 @@ def test_lists_with_a_place_for_each_class_are_no_names(write: Write, on: Any) -
     assert ids(config("multi-label"), inspect(config("multi-label"))) == [[0, 1], [1, 1], [0, 0]]
 
 
+def test_a_number_that_a_list_has_twice_is_no_place_while_the_classes_are_not_known(write: Write) -> None:
+    write("test.jsonl", labelled([5, 5], [7]))
+    (found,) = problems(config("multi-label", validation="test.jsonl"))
+    assert found == "data.train: train.*: no file matches"
+
+
 def test_multi_label_problems_name_the_row_of_the_list(write: Write) -> None:
     write("train.jsonl", labelled(["a"], ["b", "c"]))
     write("test.jsonl", labelled([], ["a"], ["b", "d"], None))

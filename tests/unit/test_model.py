@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertModel, GteConfig, GteModel
 
 from pipeline.config import Model, Storage
 from pipeline.errors import UserError
@@ -67,6 +67,20 @@ def test_weights_that_cannot_be_the_models_are_refused_before_it_is_loaded(
         with pytest.raises(UserError) as caught:
             look()
         assert words in caught.value.problems[0]
+
+
+def test_weights_under_names_that_transformers_changes_when_it_loads_them_are_the_models(tmp_path: Path) -> None:
+    GteModel(GteConfig(**SMALL)).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    file = tmp_path / "model.safetensors"
+    save_file({f"new.{name}": value for name, value in weights.items()}, file, metadata={"format": "pt"})
+    check_weights(Model(path=str(tmp_path)), Storage())
+    words = load(tmp_path).gte.embeddings.word_embeddings.weight
+    assert torch.equal(words, weights["embeddings.word_embeddings.weight"])
+    fewer = without("word")(weights)
+    save_file({f"new.{name}": value for name, value in fewer.items()}, file, metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"there is none for gte\.embeddings\.word_embeddings\.weight"):
+        check_weights(Model(path=str(tmp_path)), Storage())
 
 
 def load(folder: Path) -> Any:

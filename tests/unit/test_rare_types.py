@@ -26,6 +26,10 @@ def arrow(table: pa.Table) -> None:
         (pa.array([D(2), D(1), D(2)], pa.decimal64(9, 0)), "text-classification", {"1": 1, "2": 2}, [1, 0, 1]),
         (pa.array([D("0.5"), D(1), D(2)], pa.decimal32(5, 1)), "regression", None, [0.5, 1, 2]),
         (
+            pa.array([[D(2), D(1)], [], [D(2)]], pa.large_list(pa.decimal32(5, 0))),
+            "multi-label", {"1": 1, "2": 2}, [[1, 1], [0, 0], [0, 1]],
+        ),
+        (
             pa.array([["b", "a"], [], ["b"]], pa.list_view(pa.string())),
             "multi-label", {"a": 1, "b": 2}, [[1, 1], [0, 0], [0, 1]],
         ),
@@ -35,7 +39,7 @@ def arrow(table: pa.Table) -> None:
             "multi-label", {"a": 1, "b": 1, "c": 1}, [[0, 1, 1], [1, 0, 0], [0, 0, 0]],
         ),
     ],
-    ids=["decimal32", "decimal64", "fraction", "list_view", "large_list_view"],
+    ids=["decimal32", "decimal64", "fraction", "list_decimal32", "list_view", "large_list_view"],
 )  # fmt: skip
 def test_labels_of_rare_types_become_the_same_numbers(
     tmp_path: Path,
