@@ -30,7 +30,7 @@ def check_weights(model: Model, storage: Storage) -> None:
     wanted = outline(model, storage)
     if model.from_scratch:
         return
-    if getattr(wanted.config, "quantization_config", None):
+    if getattr(wanted.config, "quantization_config", None) is not None:
         raise UserError(
             f"model.path: {model.path} is quantized (quantization_config in its config.json); expected the weights as "
             "they were trained, which training goes on from"

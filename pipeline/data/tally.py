@@ -179,7 +179,9 @@ def _numbers_as_text(texts: pa.Array, place: str, before: int, named: str, file:
     except pa.ArrowInvalid:
         for row, text in enumerate(texts, before + 1):
             try:
-                _finite(pa.array([text.cast(pa.float64()).as_py()]), place, row - 1, named, file, ledger)
+                number = text.cast(pa.float64()).as_py()
+                if number is not None and not abs(number) <= LARGEST:
+                    _finite(pa.array([number]), place, row - 1, named, file, ledger)
             except pa.ArrowInvalid:
                 line = f"{place}{row}: {named} has {shown(text.as_py())}; regression needs a number such as 1.5"
                 ledger.note(("number", file.path), line)

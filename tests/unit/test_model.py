@@ -104,24 +104,27 @@ def test_a_tokenizer_of_more_words_than_the_model_has_is_refused(folder: Path) -
 
 
 def test_architectures_that_are_no_names_are_refused(folder: Path) -> None:
-    told = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**told, "architectures": 5}))
+    noted(architectures=5)(folder)
     with pytest.raises(UserError, match="cannot be loaded: architectures is 5, no list of names"):
         load(folder)
+
+
+def noted(**values: object) -> Callable[[Path], object]:
+    def note(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+    return note
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (
-            lambda folder: (folder / "config.json").write_text(
-                json.dumps(
-                    json.loads((folder / "config.json").read_text())
-                    | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
-                )
-            ),
+            noted(quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}),
             "is quantized (quantization_config in its config.json); expected the weights as they were trained",
         ),
+        (noted(quantization_config={}), "is quantized"),
         (
             lambda folder: (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}'),
             "holds adapters (adapter_config.json); expected a whole model",
