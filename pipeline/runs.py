@@ -41,7 +41,7 @@ def opened(address: str | None, source: str = "STORAGE") -> Iterator[Store]:
         return
     if not address:
         raise UserError(f"{source}: is empty; expected a folder of runs or s3://bucket/prefix")
-    place = resolve(Storage(path=address), source)
+    place = _place(address, source)
     if not str(place.path).startswith("s3://"):
         try:
             mode = Path(place.path or "").stat().st_mode
@@ -52,6 +52,11 @@ def opened(address: str | None, source: str = "STORAGE") -> Iterator[Store]:
         if not stat.S_ISDIR(mode):
             raise UserError(f"{source}: {address} is a file, expected a folder of runs")
     yield _reached(place, source)
+
+
+def _place(address: str, source: str) -> Storage:
+    # A copy is not validated: of an argument that is not UTF-8 `resolve` says what is wrong, and where.
+    return resolve(Storage().model_copy(update={"path": address}), source)
 
 
 def _reached(place: Storage, source: str) -> Store:
@@ -92,7 +97,7 @@ def found(run: str, storage: str | None) -> Iterator[Store]:
                 raise UserError(f"RUN: no run {run!r} in {store.uri}; found {', '.join(names) or 'none'}")
             yield store.child(run)
         return
-    store = _reached(resolve(Storage(path=run), "RUN"), "RUN")
+    store = _reached(_place(run, "RUN"), "RUN")
     if not store.exists(CONFIG):
         raise UserError(f"RUN: {run} has no {CONFIG}; expected the folder of a run, <storage.path>/<run.name>")
     yield store
