@@ -215,7 +215,10 @@ def test_the_example_resolves_for_both_engines_and_trains(world: Worlds, job: Jo
 def test_the_plain_script_of_the_example_runs_as_it_was_launched(job: Job, tmp_path: Path) -> None:
     data = job()[0].data
     # Without a GPU the launcher starts several processes, on CPUs then, for --multi_gpu alone; --tee names them.
+    logs = tmp_path / "logs"
+    logs.mkdir()
     launch = [str(Path(sys.executable).with_name("accelerate")), "launch", "--multi_gpu", "--tee", "3"]
+    launch += ["--log_dir", str(logs)]
     environ = {**os.environ, "ACCELERATE_USE_CPU": "true", "HF_HOME": str(tmp_path), "PYTHONWARNINGS": "ignore"}
     script = ["--num_processes", "2", "examples/plain_accelerate.py", str(save_bert(tmp_path / "model"))]
     done = subprocess.run(
@@ -226,7 +229,8 @@ def test_the_plain_script_of_the_example_runs_as_it_was_launched(job: Job, tmp_p
     said = done.stdout.splitlines()
     assert [line[: line.index(" accuracy")] for line in said] == ["[default0]:epoch 0:", "[default0]:epoch 1:"]
     assert said[-1].endswith(" of 101 rows")
-    assert "[default1]:" in done.stderr
+    # A process whose tokens another has made first may say nothing at all.
+    assert {path.parent.name for path in logs.rglob("stdout.log")} == {"0", "1"}
 
 
 def test_the_plain_script_and_what_has_become_of_it_differ_in_a_handful_of_lines() -> None:
