@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,10 @@ def old(place: Program, runs: S3Store) -> Store:
         "HF_HUB_OFFLINE": "1",
         "RAY_CHDIR_TO_TRIAL_DIR": "0",  # bert-base-cased is a folder beside the script, not a model of the hub
         "RAY_USAGE_STATS_ENABLED": "0",
+        "TMPDIR": str(place.folder / "scratch"),  # old loops left each checkpoint's folder to the system
+        "RAY_TMPDIR": tempfile.gettempdir(),  # whose sockets need a short path
     }
+    (place.folder / "scratch").mkdir()
     python = old_ray.python()
     Program(place.folder, {**place.environ, **environ}).run("-c", START, program=str(python))
     (trial,) = runs.child("pairs").folders()
