@@ -58,6 +58,11 @@ def stops_after_three_steps(context: Context) -> None:
     """Takes three steps and returns."""
     model = context.model()
     optimizer = context.optimizer(model)
+    three_steps(context, model, optimizer)
+
+
+def three_steps(context: Context, model: Any, optimizer: Any) -> None:
+    """Prepares these, takes three steps and returns."""
     model, optimizer, scheduler = context.prepare(model, optimizer, context.scheduler(optimizer))
     for batch in context.train:
         loss = model(**batch).loss * batch.share
@@ -100,16 +105,7 @@ def prepared_twice(context: Context) -> None:
     """Leaves `accelerator.prepare` where it was."""
     model = context.model()
     model, optimizer = context.accelerator.prepare(model, context.optimizer(model))
-    model, optimizer, scheduler = context.prepare(model, optimizer, context.scheduler(optimizer))
-    for batch in context.train:
-        loss = model(**batch).loss * batch.share
-        context.accelerator.backward(loss)
-        optimizer.step()
-        scheduler.step()
-        optimizer.zero_grad()
-        context.log(loss=loss)
-        if context.step == 3:
-            return
+    three_steps(context, model, optimizer)
 
 
 def with_momentum(context: Context) -> None:
