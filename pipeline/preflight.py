@@ -216,7 +216,7 @@ def _storage(config: Config) -> tuple[str, list[Step]]:
 def _existing(config: Config, facts: Facts) -> tuple[str, tuple[bool, str | None]]:
     folder = runs.RunFolder.of(config)
     before = folder.started_with()
-    _, seen = folder.result()
+    result, seen = folder.result()
     if before is None:
         return "new", (False, seen)
     found = runs.differences(*before, config, facts)
@@ -225,9 +225,13 @@ def _existing(config: Config, facts: Facts) -> tuple[str, tuple[bool, str | None
             *(f"run.name: {config.run.name} exists and differs; {difference}" for difference in found),
             f"run.name: take another name for another job, or make the differing fields those of {config.run.name}",
         )
-    final = records.final(folder.store)
-    if final and final["status"] == "finished" and _is_done(final, config):
-        return f"complete after {final['steps']} steps", (True, seen)
+    if (
+        result
+        and records.is_final(folder.store, result)
+        and result["status"] == "finished"
+        and _is_done(result, config)
+    ):
+        return f"complete after {result['steps']} steps", (True, seen)
     tracking.merged(folder.store, 0)  # read at the end, when it would be late to find a part damaged
     return "to be continued", (False, seen)
 

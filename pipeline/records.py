@@ -120,7 +120,12 @@ def result(store: Store) -> tuple[dict[str, Any], str] | None:
 def final(store: Store) -> dict[str, Any] | None:
     """`result.json`, None while there is none or a newer attempt goes on from it. Raises UserError if it is damaged."""
     found = result(store)
-    return found[0] if found and found[0]["attempts"] >= max(attempts(store), default=0) else None
+    return found[0] if found and is_final(store, found[0]) else None
+
+
+def is_final(store: Store, found: dict[str, Any]) -> bool:
+    """Whether no newer attempt than that of the `result.json` goes on from it."""
+    return bool(found["attempts"] >= max(attempts(store), default=0))
 
 
 def manifest(store: Store, name: str, content: bytes) -> dict[str, Any]:
